@@ -110,6 +110,8 @@ class WorkerReport(Part, frozen=True, kw_only=True):
     saved_ago_s: NonNegativeFloat = 0.0
     """Seconds from its claim of `checkpoint` to this report, on the node's clock."""
     running_s: NonNegativeFloat = 0.0
+    """Seconds since its start, until its end, also while suspended; 0 also when that is not known.
+    """
     ended_ago_s: NonNegativeFloat = 0.0
     """Seconds from its end to this report, on the node's clock; 0 also when that is not known."""
     failure: Failure | None = None

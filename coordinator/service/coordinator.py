@@ -478,7 +478,8 @@ class Coordinator:
                 pass  # a request gets an answer; each period has a load of its own
 
     def _got_ledger(self, node: NodeName, reply: LedgerReply) -> None:
-        self.decider.post(OrdersRecovered(node=node, orders=reply.orders))
+        began_ago_s = self.folder.began_ago_s(node, now_s=self.clock.now_s())
+        self.decider.post(OrdersRecovered(node=node, orders=reply.orders, began_ago_s=began_ago_s))
 
     def _compare(self, report: NodeReport) -> None:
         """Push again to a node that shows another generation than the one ordered."""

@@ -164,6 +164,7 @@ class Agent:
         up_s = self._up_s + self._clock.now_s()
         self._sequence = max(self._sequence + 1, int(up_s * 1000))
         held = {order.key: order for order in self.node.orders()}
+        began_ago_s = self.node.began_ago_s()
         is_serving = facts.role == NodeRole.SERVING
         return NodeReport(
             node=self.name,
@@ -205,6 +206,7 @@ class Agent:
                     exit_code=worker.exit_code,
                     stop_reason=worker.stop_reason,
                     ended_ago_s=worker.ended_ago_s,
+                    running_s=max(0.0, began_ago_s.get(str(worker.key), 0.0) - worker.ended_ago_s),
                 )
                 for worker in facts.workers
                 if worker.key in held

@@ -132,7 +132,11 @@ def make_settings(
 
 
 def make_spec(
-    name: str = "j", *, workers: tuple[int, int] = (1, 1), gpus_per_worker: int = 8
+    name: str = "j",
+    *,
+    workers: tuple[int, int] = (1, 1),
+    gpus_per_worker: int = 8,
+    time_limit_s: float | None = None,
 ) -> JobSpec:
     """A job that can be started."""
     return builders.make_spec(
@@ -141,6 +145,7 @@ def make_spec(
         gpus_per_worker=gpus_per_worker,
         expected_runtime_s=600.0,
         checkpoint=CheckpointSpec(grace_s=5.0),
+        time_limit_s=time_limit_s,
     )
 
 

@@ -161,6 +161,15 @@ def computes_no_more(job: JobEntry, worker: WorkerEntry, now_s: float, ended_at_
     job.clock.worker_s = max(0.0, job.clock.worker_s - over_pace * over_s)
 
 
+def worked_before(job: JobEntry, worker: WorkerEntry, seconds: float) -> None:
+    """Count what a worker of a rebuilt job computed before its job's clock was set up."""
+    computing = _computing(job)
+    others = [other for other in computing if other is not worker]
+    job.clock.worker_s += (_pace_of(job, computing) - _pace_of(job, others)) * seconds
+    job.clock.attained_gpu_s += len(worker.gpu_uuids) * worker.share * seconds
+    job.clock.held_worker_s += seconds
+
+
 def computing_gpus(job: JobEntry) -> float:
     """GPUs of the workers that compute now; of GPUs on which others compute too, its part."""
     if job.attempt.ran_at_s is None or job.state == JobState.SUSPENDED:

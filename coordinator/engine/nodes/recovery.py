@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from common.lifecycle import JobEvent
 from common.messages import OrderPhase, WorkerOrder
-from common.model import FINAL_JOB_STATES, JobState, WorkerKey
+from common.model import FINAL_JOB_STATES, JobState, StopReason, WorkerKey
 from coordinator.engine.jobs import (
     arrays,
+    estimates,
     gpu_sharing,
     numbers,
     preemption_loss,
@@ -17,7 +18,7 @@ from coordinator.engine.jobs import (
     lifecycle as jobs_lifecycle,
 )
 from coordinator.engine.jobs.resize_costs import ResizeCosts
-from coordinator.engine.nodes import rebuilt_gangs
+from coordinator.engine.nodes import rebuilt_gangs, rebuilt_start
 from coordinator.engine.nodes.reports import acknowledge
 from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.context import Context, hold_gpus, release_gpus
@@ -56,8 +57,9 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
             arrays.recovered(ctx, job)
             ctx.log_event(job.job_id, "recovered", f"from the ledger of {node.name}")
         _adopt(ctx, node, job, order.key, order.gpu_uuids, is_flexible=order.is_flexible)
-        _fold_order(ctx, job, order)
+        _fold_order(ctx, job, order, event)
         rebuilt_gangs.adopted(ctx, job, order)
+        _stop_too(ctx, job, order.key)
     aside = {o.key.job_id for o in event.orders if o.is_suspended and o.key in found}
     gpu_sharing.found_together(ctx, node, {key.job_id for key in found}, aside)
     ordered = {order.key for order in event.orders}
@@ -104,7 +106,7 @@ def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
     return job
 
 
-def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
+def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder, ledger: OrdersRecovered) -> None:
     """Whether a rebuilt gang may run, by the orders of its workers.
 
     A worker that was ordered to run proves that the whole gang had been ready. Without that proof
@@ -113,19 +115,33 @@ def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
     """
     if order.key.is_store:
         return  # it was ordered with the reservations, and proves nothing of the gang
+    began_ago_s = ledger.began_ago_s.get(str(order.key))
     if job.state != JobState.STARTING:
         job.workers[order.key.worker_index].order = OrderPhase.RUN
+        if began_ago_s is not None:
+            rebuilt_start.known_later(ctx, job, order, ledger.node, began_ago_s)
     elif order.phase == OrderPhase.RUN:
         job.attempt.gang_deadline_s = None
         job.started_at_s = job.attempt.ran_at_s = job.clock.at_s = ctx.now_s
         for worker in job.workers.values():
             worker.order = OrderPhase.RUN
             ctx.touch(worker.node)
-        jobs_lifecycle.fire(ctx, job, JobEvent.GANG_READY, "it had been ordered to run")
+        since = rebuilt_start.known(ctx, job, order, ledger.node, began_ago_s)
+        jobs_lifecycle.fire(ctx, job, JobEvent.GANG_READY, f"it had been ordered to run; {since}")
         if order.is_suspended:
             gpu_sharing.put_aside(ctx, job, "it had been suspended")
     elif jobs_lifecycle.is_base_there(job):
         job.attempt.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
+
+
+def _stop_too(ctx: Context, job: JobEntry, key: WorkerKey) -> None:
+    """A job that is being stopped, as at its time limit, stops a worker that is found later."""
+    if job.after_vacating is None or key.is_store:
+        return
+    for worker in list(job.workers.values()):
+        if worker.stop is not None and worker.stop != StopReason.RELEASE:
+            jobs_lifecycle.stop_workers(ctx, job, worker.stop, only=(key.worker_index,))
+            return
 
 
 def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> bool:
@@ -183,6 +199,7 @@ def _adopt(
     if key.is_store:
         rendezvous.hold(job, node, worker)
         return
+    estimates.settle_work(job, ctx.now_s)  # of the workers found before
     job.workers[key.worker_index] = worker
     job.attempt.next_worker_index = max(job.attempt.next_worker_index, key.worker_index + 1)
     hold_gpus(ctx, node, len(worker.gpu_uuids), key, shared=worker.gpu_uuids)

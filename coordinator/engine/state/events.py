@@ -289,6 +289,9 @@ class OrdersRecovered(Fact, frozen=True, kw_only=True, tag="orders_recovered"):
 
     node: NodeName
     orders: tuple[WorkerOrder, ...]
+    began_ago_s: dict[str, float] = {}
+    """How long before this fact each worker began to run, by its key. A worker that is missing did
+    not begin, or its node does not report when it did."""
 
 
 class OperatorAction(StrEnum):

@@ -43,12 +43,14 @@ class _Known(Struct):
     """The counts so far of a job that has not ended.
 
     cause: of its latest preemption.
+    ran_attempt: the number of its attempt that runs; None: none does. The start of a rebuilt one
+        may turn out to be earlier, so it does not tell attempts apart.
     """
 
     preemptions: int = 0
     lost_gpu_s: float = 0.0
     queueing_s: float = 0.0
-    ran_at_s: float | None = None
+    ran_attempt: int | None = None
     cause: str = NODE
 
 
@@ -160,7 +162,7 @@ class Measures:
             now.cause = _cause(job, self._preempted)
             new = now.preemptions - before.preemptions
             self._kept.count("aryl_preemptions_total", now.cause, amount=new)
-        if now.ran_at_s is not None and now.ran_at_s != before.ran_at_s:
+        if now.ran_attempt is not None and now.ran_attempt != before.ran_attempt:
             waited_s = max(0.0, now.queueing_s - before.queueing_s)
             tenant = self._tenant(job.tenant)
             self._kept.observe("aryl_job_queueing_seconds", waited_s, tenant)
@@ -234,7 +236,7 @@ def _known(job: JobEntry) -> _Known:
         preemptions=job.counts.preemptions,
         lost_gpu_s=job.lost_gpu_s,
         queueing_s=job.wait.queueing_s,
-        ran_at_s=job.attempt.ran_at_s,
+        ran_attempt=None if job.attempt.ran_at_s is None else job.attempt.number,
     )
 
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from common.faults import Fault
 from common.messages import NodeReport, WorkerPhase, WorkerReport
-from common.model import JobId, LeaseId, NodeName, Progress, ServiceName
+from common.model import MAX_JOB_S, JobId, LeaseId, NodeName, Progress, ServiceName
 from common.node_labels import with_rack
 from common.telemetry import units
 from coordinator.engine.jobs.stalls import Watch
@@ -104,6 +104,22 @@ class Folder:
         facts = facts_of(report, rival=rival, catalogue=self._catalogue)
         self._facts[facts.node] = facts
         return _dated(facts, report, late_s=now_s - self.heard_at_s[facts.node])
+
+    def began_ago_s(self, node: NodeName, *, now_s: float) -> dict[str, float]:
+        """How long ago each worker of a node began to run, by key, as its last report shows.
+
+        A worker is left out where that is not known.
+        """
+        report = self.reports.get(node)
+        if report is None:
+            return {}
+        late_s = max(0.0, now_s - self.heard_at_s[node])
+        ago_s = {
+            str(worker.key): worker.running_s + worker.ended_ago_s + late_s
+            for worker in report.workers
+            if worker.running_s > 0.0
+        }
+        return {key: began_s for key, began_s in ago_s.items() if began_s <= MAX_JOB_S}
 
     def prefer(self, node: NodeName, boot_id: str) -> None:
         """Prefer the boot that the journal names for a node; among rivals that agent speaks."""

@@ -71,6 +71,8 @@ class _SimWorker(Struct):
     failure: Failure | None = None
     is_switching: bool = False
     """It is about to be suspended or to be resumed."""
+    began_at_s: float | None = None
+    """When its process began; None: not yet, or not known."""
     ended_at_s: float | None = None
     said: WorkerFact | None = None
     """Its last reported fact."""
@@ -379,7 +381,7 @@ class PretendNode:
         held = self._held.get(key)
         if held is None or held.phase != WorkerPhase.READY or held.order.is_suspended:
             return
-        held.phase = WorkerPhase.RUNNING
+        held.phase, held.began_at_s = WorkerPhase.RUNNING, self._loop.now_s
         self._started(held.order)
         self.report_soon()
 
@@ -491,6 +493,15 @@ class PretendNode:
         return tuple(
             held.order for held in self._held.values() if not phases or held.phase in phases
         )
+
+    def began_ago_s(self) -> dict[str, float]:
+        """How long ago each of its workers began to run, by key, where it knows that."""
+        now_s = self._loop.now_s
+        return {
+            str(key): now_s - held.began_at_s
+            for key, held in self._held.items()
+            if held.began_at_s is not None
+        }
 
     def keys(self, *phases: WorkerPhase) -> list[WorkerKey]:
         """Keys of the workers in one of the phases."""

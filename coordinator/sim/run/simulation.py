@@ -423,7 +423,8 @@ class Simulation:
         if not self.wire.arrives():
             self._say_again(name)  # the node's next report makes the engine ask again
             return
-        recovered = OrdersRecovered(node=name, orders=self.nodes[name].orders())
+        node = self.nodes[name]
+        recovered = OrdersRecovered(node=name, orders=node.orders(), began_ago_s=node.began_ago_s())
         self.loop.after(0.0, partial(self.handle, recovered))
 
     # --- jobs -------------------------------------------------------------------------------

@@ -140,9 +140,12 @@ async def test_a_second_runner_adopts_and_rules_what_the_first_left(harness: Wor
     key = await harness.start(make_order(*WAIT))
     ended = await harness.start(make_order("true", job_id="job-2"))
     await harness.until_exited(ended)
+    before_s = (await harness.status(key)).running_s
     second = harness.new_runner()
     assert await second.adopt() == (key,)
-    assert {status.key for status in await second.statuses()} == {key, ended}
+    found = {status.key: status.running_s for status in await second.statuses()}
+    assert set(found) == {key, ended}
+    assert found[key] >= before_s > 0
     await second.stop(key, StopReason.PREEMPT, 5.0)
     status = await harness.until_exited(key)
     assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)

@@ -97,7 +97,8 @@ def test_a_job_whose_workers_were_told_of_its_cancel_does_not_run_again(deaf: st
 def test_a_job_whose_workers_were_told_of_its_time_limit_does_not_run_again(
     deaf: str | None,
 ) -> None:
-    """It has had its time; the limit that began anew with what was found would be a second one."""
+    """It has had its time: where no node reports its start, the limit that begins again with what
+    was found would be a second one."""
     harness = Harness(delays=Delays(stop_s=20.0))
     job = harness.submit(workers=(2, 2))
     job.spec = replace(job.spec, time_limit_s=60.0)
@@ -107,6 +108,8 @@ def test_a_job_whose_workers_were_told_of_its_time_limit_does_not_run_again(
         harness.toggle_deaf(NodeName(deaf))
     harness.wait(3.0)
     assert found(harness).after_vacating == AfterVacating.FAIL
+    for node in harness.sim.nodes.values():
+        node.began_ago_s = dict  # type: ignore[method-assign]  # a node that does not know
     harness.lose_journal()
     if deaf:
         harness.toggle_deaf(NodeName(deaf))

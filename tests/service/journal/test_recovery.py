@@ -12,6 +12,7 @@ from coordinator.policies import registry
 from coordinator.policies.registry import POLICIES, Added
 from tests.fakes import Foreign
 from tests.service.cell import LEASE_TTL_S, Cell, job, make_settings, on_loan, running, submit
+from tests.tables import each_row
 
 SETTINGS = make_settings()
 
@@ -224,6 +225,26 @@ async def test_an_empty_journal_stops_nothing() -> None:
         assert (await cell.agents["i0"].renew()).is_granted
         assert again.engine.check() == []
         assert not any(d.stops for agent in cell.agents.values() for d in agent.desired)
+
+
+@each_row("step_s", [0.0, -250.0, 250.0])
+async def test_a_lost_journal_gives_a_job_no_second_time_limit(step_s: float) -> None:
+    """Its agents report how long its workers have run, whatever the new leader's wall clock."""
+    async with Cell(training=2) as cell:
+        first = await cell.lead()
+        job_id = await running(cell, first, workers=(2, 2), time_limit_s=300.0)
+        began_s = cell.clock.now_s()
+        await cell.clock.advance(200.0)
+        await cell.leaders[0].crash()
+        cell.records.clear()
+        cell.key.entry = None
+        cell.clock.step_wall(step_s)
+        again = await cell.lead("two")
+        await cell.until(lambda: job_id in again.engine.state.jobs)
+        await cell.until(lambda: job(again, job_id).state == JobState.FAILED)
+        assert job(again, job_id).error == "ran into its time_limit_s of 300 s"
+        assert cell.clock.now_s() - began_s == pytest.approx(300.0, abs=5.0)
+        assert again.engine.check() == []
 
 
 async def test_a_node_that_died_while_nobody_led_is_lost() -> None:

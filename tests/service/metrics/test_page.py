@@ -155,6 +155,22 @@ async def test_tenants_beyond_the_most_share_their_series() -> None:
         assert len(waits) == 201
 
 
+async def test_a_start_that_turns_out_to_be_earlier_is_no_second_wait() -> None:
+    """As of a gang that is rebuilt from ledgers, node by node."""
+    async with Cell(training=1) as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator)
+        page = Page(coordinator)
+        before = total(page.read(), "aryl_job_queueing_seconds_count")
+        state = coordinator.engine.state
+        attempt = state.jobs[job_id].attempt
+        assert attempt.ran_at_s is not None
+        attempt.ran_at_s -= 1.0
+        state.stories.append(replace(state.stories[-1], subject=job_id))
+        await submit(cell, "more")
+        assert total(page.read(), "aryl_job_queueing_seconds_count") == before
+
+
 def test_every_metric_is_in_one_table() -> None:
     """A name that two tables had would be one metric with two meanings."""
     assert len({one.name for one in FAMILIES}) == len(FAMILIES)

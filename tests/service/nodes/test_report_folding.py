@@ -74,6 +74,7 @@ WORKERS = st.builds(
     phase=st.sampled_from(list(WorkerPhase)),
     gpu_uuids=st.just(()),
     endpoint=st.sampled_from(["", "a:1"]),
+    running_s=COUNTS,
     exit_code=st.none() | INTS,
     stop_reason=st.none() | st.sampled_from(list(StopReason)),
     progress=st.none() | st.builds(Progress, step=INTS, total_steps=st.none() | INTS),
@@ -144,6 +145,7 @@ LEDGERS = st.builds(
     OrdersRecovered,
     node=st.sampled_from([NodeName("n0"), NodeName("n1")]),
     orders=st.lists(ORDERS, max_size=3).map(tuple),
+    began_ago_s=st.dictionaries(KEYS.map(str), COUNTS, max_size=3),
 )
 SUBMITS = st.builds(
     JobSubmitted,
@@ -439,6 +441,23 @@ def test_the_age_of_a_way_home_is_no_news_and_grows() -> None:
     later = msgspec.structs.replace(home, sequence=3, home_ago_s=3.0)
     assert folder.fold(later, now_s=2.0) is None
     assert folder.say_again(later, now_s=6.0).home_ago_s == 7.0
+
+
+def test_a_ledger_comes_with_the_age_of_each_start_that_its_node_knows() -> None:
+    """By the last report, which is older by now; no job runs for ages, or for ever."""
+    folder = folder_without_losses()
+    assert folder.began_ago_s(NODE, now_s=0.0) == {}
+    plain = worker(WorkerPhase.RUNNING, saved_ago_s=0.0)
+    told = [
+        msgspec.structs.replace(
+            plain, key=WorkerKey(JobId("j"), 1, index), running_s=running_s, ended_ago_s=ended_ago_s
+        )
+        for index, (running_s, ended_ago_s) in enumerate(
+            [(400.0, 0.0), (0.0, 0.0), (300.0, 50.0), (float("inf"), 0.0), (1e12, 0.0)]
+        )
+    ]
+    folder.fold(report_of(1, *told), now_s=10.0)
+    assert folder.began_ago_s(NODE, now_s=12.0) == {"j.1.0": 402.0, "j.1.2": 352.0}
 
 
 KEY = WorkerKey(JobId("j"), 1, 0)
