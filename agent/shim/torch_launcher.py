@@ -103,10 +103,13 @@ class Order:
         self._status = Path(directory or os.devnull) / "status.json"
         self._looked_at_s = -LOOK_S
 
-    def is_to_stop(self) -> bool:
-        """Check the disk, at most twice a second; an unreadable file means no order."""
+    def is_to_stop(self, *, looks_now: bool = False) -> bool:
+        """Check the disk; an unreadable file means no order.
+
+        looks_now: however short ago the last look was; else at most twice a second.
+        """
         now_s = time.monotonic()
-        if now_s - self._looked_at_s < LOOK_S:
+        if not looks_now and now_s - self._looked_at_s < LOOK_S:
             return False
         self._looked_at_s = now_s
         try:
@@ -169,9 +172,12 @@ class Meeting:
         self._depart()
         return True
 
-    def is_leaving(self, *, is_told: bool = False) -> bool:
-        """True if this worker has an order to stop; the others then know why their ranks fail."""
-        if not self._is_leaving and (is_told or self._order.is_to_stop()):
+    def is_leaving(self, *, is_told: bool = False, looks_now: bool = False) -> bool:
+        """True if this worker has an order to stop; the others then know why their ranks fail.
+
+        looks_now: ranks here have ended, maybe less than a look after the order for that.
+        """
+        if not self._is_leaving and (is_told or self._order.is_to_stop(looks_now=looks_now)):
             self._is_leaving = True
             if self._round_store is not None:
                 self._count("leaving", 1)
@@ -181,7 +187,7 @@ class Meeting:
         """Wait, after the ranks here have finished, for all others' or the time to go on."""
         self._count("finished", 1)
         deadline_s = time.monotonic() + EXIT_BARRIER_S
-        while time.monotonic() < deadline_s and not self.is_leaving():
+        while time.monotonic() < deadline_s and not self.is_leaving(looks_now=True):
             if self._count("finished") >= len(self._members):
                 self._is_over = True
                 return
@@ -270,7 +276,7 @@ class Meeting:
         inner = self._inner
         inner._stop_heartbeats()
         try:
-            if self._round_store is not None and not self._is_leaving:
+            if self._round_store is not None and not self.is_leaving(looks_now=True):
                 self._count("ended", 1)
             deadline = inner._get_deadline(timedelta(seconds=DEPARTURE_S))
             inner._op_executor.run(dynamic._RendezvousExitOp(), deadline)
@@ -347,7 +353,7 @@ def goes_on(meeting: Meeting, what: str) -> bool:
     Otherwise a worker that was not the first to fail waits for a stop, and exits only when none
     comes.
     """
-    if meeting.is_leaving():
+    if meeting.is_leaving(looks_now=True):
         say(f"{what} while this worker was leaving")
         return False
     before = meeting.failed_before()

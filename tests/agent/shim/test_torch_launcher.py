@@ -123,6 +123,17 @@ def test_who_was_asked_to_leave_tells_the_others_and_meets_nobody_again(tmp_path
     assert handler.store.counts["aryl/leaving"] == 1
 
 
+def test_who_ends_right_after_its_order_leaves(tmp_path: Path) -> None:
+    """Its ranks may end before the next look: the others, which failed for it, are told."""
+    handler = Handler()
+    meeting = met(handler, tmp_path)
+    assert not meeting.is_leaving()
+    (tmp_path / "status.json").write_text(json.dumps({"stop_reason": "release"}))
+    handler.store.add("aryl/failed", 1)
+    meeting.wait_for_others()
+    assert handler.store.counts["aryl/leaving"] == 1
+
+
 @each_row("text", ["", "[]", "{}", '{"stop_reason": null}', "\x00"])
 def test_a_status_that_says_nothing_is_no_order(text: str, tmp_path: Path) -> None:
     """Half written, of another version, or of a worker that may stay."""
