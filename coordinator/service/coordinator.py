@@ -480,6 +480,8 @@ class Coordinator:
     def _got_ledger(self, node: NodeName, reply: LedgerReply) -> None:
         began_ago_s = self.folder.began_ago_s(node, now_s=self.clock.now_s())
         self.decider.post(OrdersRecovered(node=node, orders=reply.orders, began_ago_s=began_ago_s))
+        for order in reply.orders:  # the engine dropped the saves of a job that it did not know yet
+            self.folder.forget_progress(order.key.job_id)
 
     def _compare(self, report: NodeReport) -> None:
         """Push again to a node that shows another generation than the one ordered."""

@@ -347,7 +347,7 @@ class Loads:
                 rates.append(part)
             elif counted.rate is not None:
                 rates.append(counted.rate)
-            elif counted.why:
+            elif counted.why or node in self._unknown:
                 unread_count += 1
         load = sum(rates)
         if rates:

@@ -283,6 +283,15 @@ def test_a_node_that_was_never_read_counts_as_the_mean_of_the_others() -> None:
     assert loads[1:] == pytest.approx([12.0] * len(loads[1:]))
 
 
+def test_a_node_whose_first_page_has_just_come_counts_as_the_mean_of_the_others() -> None:
+    """Until it is measured: its load is unknown, and not none."""
+    for late_s in range(20):
+        fleet = Fleet(10.0, 10.0)
+        fleet.seconds(40 + late_s, i1=LATE)
+        loads = [one.load for one in samples(fleet.seconds(30))]
+        assert loads == pytest.approx([20.0] * len(loads))
+
+
 def test_a_node_that_leaves_takes_its_requests_into_no_other_window() -> None:
     """What arrived before it was lent is of the window in which it left, and of no later one."""
     fleet = Fleet(4.0, 4.0)
