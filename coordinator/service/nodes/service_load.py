@@ -56,6 +56,7 @@ class _Counted(Struct, kw_only=True):
         node's own clock. None: no page of it was read.
     is_new: it has no page from before this window, so that the window may be longer than the time
         that it counts.
+    was_unread: it served for a while before its first page, or between two.
     rate: the last known one; None: none yet.
     page_at_s: when its last page came, on the listener's clock; of a node without any page, when it
         first reported to serve.
@@ -74,6 +75,7 @@ class _Counted(Struct, kw_only=True):
     mark_s: float | None = None
     arrived: float = 0.0
     is_new: bool = True
+    was_unread: bool = False
     rate: float | None = None
 
     def read(self, page: InferenceReport, clock_s: float) -> None:
@@ -92,7 +94,7 @@ class _Counted(Struct, kw_only=True):
 
     def begin_again(self) -> None:
         """Count from the next page on, as the load is unknown until then."""
-        self.mark_s, self.is_new = None, False
+        self.mark_s, self.is_new, self.was_unread = None, False, True
 
     def is_measured(self, least_s: float) -> bool:
         """Whether its pages cover enough time for a rate."""
@@ -347,7 +349,7 @@ class Loads:
                 rates.append(part)
             elif counted.rate is not None:
                 rates.append(counted.rate)
-            elif counted.why or node in self._unknown:
+            elif counted.why or counted.was_unread or node in self._unknown:
                 unread_count += 1
         load = sum(rates)
         if rates:

@@ -285,11 +285,16 @@ def test_a_node_that_was_never_read_counts_as_the_mean_of_the_others() -> None:
 
 def test_a_node_whose_first_page_has_just_come_counts_as_the_mean_of_the_others() -> None:
     """Until it is measured: its load is unknown, and not none."""
-    for late_s in range(20):
-        fleet = Fleet(10.0, 10.0)
-        fleet.seconds(40 + late_s, i1=LATE)
-        loads = [one.load for one in samples(fleet.seconds(30))]
-        assert loads == pytest.approx([20.0] * len(loads))
+    for read_alone_s in range(10):
+        for unread_s in range(12, 60):
+            fleet = Fleet(10.0)
+            fleet.seconds(30 + read_alone_s)
+            late = NodeName("i1")
+            fleet.rates[late], fleet.begun_at_s[late] = 10.0, fleet.now_s
+            fleet.boot_ids[late] = "b"
+            fleet.seconds(unread_s, i1=LATE)
+            loads = [one.load for one in samples(fleet.seconds(30))]
+            assert loads == pytest.approx([20.0] * len(loads))
 
 
 def test_a_node_that_leaves_takes_its_requests_into_no_other_window() -> None:
