@@ -96,20 +96,19 @@ class _Counted(Struct, kw_only=True):
         """Count from the next page on, as the load is unknown until then."""
         self.mark_s, self.is_new, self.was_unread = None, False, True
 
-    def is_measured(self, least_s: float) -> bool:
-        """Whether its pages cover enough time for a rate."""
+    @property
+    def covered_s(self) -> float:
+        """The time in which `arrived` counts; 0 without two pages."""
         if self.clock_s is None or self.mark_s is None:
-            return False
-        return self.clock_s - self.mark_s >= least_s
+            return 0.0
+        return self.clock_s - self.mark_s
 
     def close(self, window_s: float, least_s: float) -> float | None:
         """The node's part of the load of a window that ends now; None: its last known rate
         holds.
         """
-        if self.clock_s is None or self.mark_s is None:
-            return None
-        covered_s = self.clock_s - self.mark_s
-        is_enough = self.is_measured(least_s)
+        covered_s = self.covered_s
+        is_enough = covered_s >= least_s
         is_new = self.is_new and self.rate is None
         if not is_enough and self.is_serving and not is_new:
             return None  # arrivals since the mark are of the next window
@@ -125,10 +124,8 @@ class _Counted(Struct, kw_only=True):
 
     def keep_up(self, least_s: float) -> None:
         """Renew the last known rate where no window is closed: a standby makes no samples."""
-        if self.clock_s is None or self.mark_s is None:
-            return
-        if self.is_measured(least_s):
-            self.rate = max(0.0, self.arrived) / (self.clock_s - self.mark_s)
+        if self.covered_s >= least_s:
+            self.rate = max(0.0, self.arrived) / self.covered_s
             self.restart()
 
     def restart(self) -> None:
@@ -265,6 +262,7 @@ class Loads:
         node = event.node
         if event.why:
             self._unknown.pop(node, None)
+            self._over.discard(node)
             return
         service = self._service_of.get(node, ServiceName(""))
         self._unknown[node] = LastKnown(service=service, load=None, at_s=0.0, why="")
@@ -312,7 +310,7 @@ class Loads:
             counted = self._counted[node]
             since_s = now_s - counted.page_at_s
             if node in self._unknown:
-                if not counted.why and counted.is_measured(LEAST_OF_PERIOD * self._period_s):
+                if not counted.why and counted.covered_s >= LEAST_OF_PERIOD * self._period_s:
                     del self._unknown[node]
                     events.append(LoadUnknown(node=node, is_read=True))
             elif counted.why and counted.is_serving and since_s >= counted.fresh_s:
@@ -349,7 +347,7 @@ class Loads:
                 rates.append(part)
             elif counted.rate is not None:
                 rates.append(counted.rate)
-            elif counted.why or counted.was_unread or node in self._unknown:
+            elif counted.why or counted.was_unread:
                 unread_count += 1
         load = sum(rates)
         if rates:

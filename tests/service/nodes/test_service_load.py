@@ -546,3 +546,16 @@ def test_a_change_that_the_engine_did_not_get_comes_again(is_known_again: bool) 
     fleet.folder.loads.tell_again(lost)
     (again,) = unknowns(fleet.seconds(20, **({} if is_known_again else {"i0": LATE})))
     assert (again.node, bool(again.why), again.is_read) == (lost.node, bool(lost.why), lost.is_read)
+
+
+def test_a_node_that_left_before_its_unknown_load_was_told_again_is_none() -> None:
+    """The engine did not get the first event, and needs no second one."""
+    fleet = Fleet(2.0, 3.0)
+    fleet.seconds(20)
+    (lost,) = unknowns(fleet.seconds(30, i0=LATE))
+    gone = NodeName("i0")
+    fleet.now_s += 1.0
+    fleet.folder.fold(fleet.report(gone, role=NodeRole.ON_LOAN), now_s=fleet.now_s)
+    del fleet.rates[gone]
+    fleet.folder.loads.tell_again(lost)
+    assert unknowns(fleet.seconds(20)) == []
