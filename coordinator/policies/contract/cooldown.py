@@ -80,8 +80,7 @@ def most_workers_now(snapshot: ClusterSnapshot, job: JobView, gpu_type: str) -> 
     A running job that may not be resized yet has no more than now. GPUs given to it beyond that
     would idle until it may.
     """
-    if job.state == JobState.PENDING:
-        return job.workers_on(gpu_type).max
-    if job.is_resizable and resizable_at_s(snapshot, job) is None:
+    may_grow = job.is_resizable and resizable_at_s(snapshot, job) is None
+    if job.state == JobState.PENDING or may_grow:
         return job.workers_on(gpu_type).max
     return present_workers(job)
