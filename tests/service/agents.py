@@ -29,6 +29,7 @@ from common.messages import (
     encode,
 )
 from common.model import (
+    Checkpoint,
     Lease,
     LeaseId,
     NodeRole,
@@ -98,6 +99,10 @@ class Agent:
         self.load_per_s = 0.0
         self.page_error = ""
         """Why the metrics page of its server cannot be read; empty while it can."""
+        self.checkpoint: Checkpoint | None = None
+        """What each of its workers has saved."""
+        self.may_tell_ledger = asyncio.Event()
+        self.may_tell_ledger.set()
         self.is_silent = False
         self._clock = clock
         self._loop = Loop()
@@ -206,6 +211,7 @@ class Agent:
                     exit_code=worker.exit_code,
                     stop_reason=worker.stop_reason,
                     ended_ago_s=worker.ended_ago_s,
+                    checkpoint=self.checkpoint,
                     running_s=max(0.0, began_ago_s.get(str(worker.key), 0.0) - worker.ended_ago_s),
                 )
                 for worker in facts.workers
@@ -258,6 +264,7 @@ class Agent:
         request = decode(message.data, LedgerRequest)
         if request.instance not in (UNSET, self.instance):
             return
+        await self.may_tell_ledger.wait()
         await message.respond(encode(LedgerReply(node=request.node, orders=self.node.orders())))
 
     async def _on_logs(self, message: BusMessage) -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.errors import ConfigError, ProtocolError
-from common.model import JobState, NodeName, NodeRole
+from common.model import Checkpoint, JobState, NodeName, NodeRole
 from coordinator.engine.record import RECORD_VERSION, Record, encode_record
 from coordinator.policies import registry
 from coordinator.policies.registry import POLICIES, Added
@@ -96,6 +96,27 @@ async def test_a_snapshot_outlives_its_journal() -> None:
             assert [key for agent in cell.agents.values() for key in agent.running()] == keys
             assert not again.engine.check()
             await cell.leaders[-1].crash()
+
+
+async def test_a_lost_journal_forgets_no_save_that_is_told_before_the_ledger() -> None:
+    """The new leader hears of the save when it does not know the job yet."""
+    saved = Checkpoint(path="/saves/1", step=7, is_verified=True)
+    async with Cell() as cell:
+        (agent,) = cell.agents.values()
+        job_id = await running(cell, await cell.lead())
+        agent.checkpoint = saved
+        await cell.clock.advance(10.0)
+        await cell.leaders[0].crash()
+        cell.records.clear()
+        cell.key.entry = None
+        agent.may_tell_ledger.clear()
+        again = await cell.lead("two")
+        await cell.clock.advance(10.0)
+        assert job_id not in again.engine.state.jobs
+        agent.may_tell_ledger.set()
+        await cell.until(lambda: job_id in again.engine.state.jobs)
+        await cell.clock.advance(10.0)
+        assert job(again, job_id).saves.checkpoint == saved
 
 
 async def test_a_snapshot_of_another_history_is_left_aside(
