@@ -60,6 +60,7 @@ def test_an_installed_policy_decides_under_its_name_with_knobs(smallest: Path) -
         return [decision.job_id for decision in decisions if isinstance(decision, Start)]
 
     assert first("smallest") == ["b"]
+    assert first("smallest:most_gpus=3") == ["a"]
     assert first("fifo") == ["a"]
     with pytest.raises(ConfigError, match="most_gpus"):
         policy("smallest:most=3")
