@@ -48,7 +48,7 @@ class Pool(StrEnum):
 
 
 class NodeRole(StrEnum):
-    """The present role of a node; `common.lifecycle.NODE_TRANSITIONS` has the legal changes."""
+    """The present role of a node; `common.node_role_table` has the legal changes."""
 
     TRAINING = "training"
     SERVING = "serving"
@@ -61,7 +61,7 @@ class NodeRole(StrEnum):
 
 
 class JobState(StrEnum):
-    """The state of a job; `common.lifecycle.JOB_TRANSITIONS` has the legal changes."""
+    """The state of a job; `common.job_state_table` has the legal changes."""
 
     PENDING = "pending"
     STARTING = "starting"

@@ -19,7 +19,7 @@ Theory of operation
     A reboot leads from any role to WARMING, or to TRAINING in the training pool. From VACATING a
     GPU that does not come free, and from WARMING a server that does not start, lead to QUARANTINED.
 
-Roles change by `common.lifecycle.NODE_TRANSITIONS` alone. Any other event in a role is an error.
+Roles change by `common.node_role_table` alone. Any other event in a role is an error.
 
 There is one loop, run by `agent.driver` or a test. The coordinator's desired states and its answers
 to renewals come in between:
@@ -56,13 +56,13 @@ from msgspec import UNSET, UnsetType
 
 from agent.core import gpu_handover, return_timing
 from agent.core.inference_server import Health, Idleness, ServerCommands
-from agent.core.lease import Leasehold
+from agent.core.lease_end import Leasehold
 from agent.core.state import Action, Facts, HookKind, Memory
 from agent.core.worker_table import WorkerTable
 from agent.settings import AgentSettings
-from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.messages import CommandReport, DesiredReply, DesiredState, Trespass
 from common.model import LeaseId, NodeRole, Pool
+from common.node_role_table import NodeEvent, next_role
 
 
 def left_pool(memory: Memory, pool: Pool) -> Pool | None:
@@ -259,7 +259,7 @@ class Life:
 
     def _fire(self, event: NodeEvent, now_s: float, why: str) -> None:
         memory, old = self.memory, self.memory.role
-        memory.role = advance(NODE_TRANSITIONS, old, event, who=f"node {memory.node}")
+        memory.role = next_role(old, event, who=memory.node)
         self.moves.append(return_timing.in_words(memory, old, event, why))
         self._role_at_s, self._why = now_s, why
         self._commands.new_role(now_s)

@@ -7,8 +7,8 @@ that is killed on the way, `--go-home` after it, and the next agent, which repor
 from __future__ import annotations
 
 from agent.core.state import Facts, Memory
-from common.lifecycle import NodeEvent
 from common.model import NodeRole
+from common.node_role_table import NodeEvent
 
 LEAST_S = 0.01
 """A smaller difference is clock noise, and no stage."""

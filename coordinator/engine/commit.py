@@ -10,7 +10,7 @@ from typing import assert_never
 
 from msgspec import structs
 
-from common.lifecycle import JobEvent
+from common.job_state_table import JobEvent
 from common.model import JobState, StopReason
 from coordinator.engine.jobs import (
     borrower_backoff,

@@ -19,7 +19,6 @@ from msgspec import Struct
 from common.errors import ConfigError
 from common.model import JobId, NodeName
 from coordinator.policies.aryl.blockers import beyond_the_policy
-from coordinator.policies.aryl.order import submission_key
 from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.aryl.scheduling_pass import (
     allocate,
@@ -28,6 +27,7 @@ from coordinator.policies.aryl.scheduling_pass import (
     pending_reasons,
     size_reasons,
 )
+from coordinator.policies.aryl.shortest_first import submission_key
 from coordinator.policies.contract import cooldown
 from coordinator.policies.contract.decisions import Allocation, Decision, PendingReason
 from coordinator.policies.contract.snapshot import ClusterSnapshot

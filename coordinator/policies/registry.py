@@ -16,9 +16,9 @@ from typing import Any
 from msgspec import Struct
 
 from common.errors import ConfigError
-from coordinator.policies.aryl.order import shortest_key, submission_key
 from coordinator.policies.aryl.reclaim.rules import ReclaimRule
 from coordinator.policies.aryl.rules import Claiming, Lending, Lifetime, Rules, Scaling
+from coordinator.policies.aryl.shortest_first import shortest_key, submission_key
 from coordinator.policies.policy import Policy, bundle, knobs_of, turned
 from coordinator.policies.schedulers import preemptive, tetris, yarn
 from coordinator.policies.schedulers.afs import policy as afs_policy

@@ -7,8 +7,9 @@ from enum import StrEnum
 from typing import TypeVar
 
 from blocks.source import enum_table
-from common import lifecycle
+from common.job_state_table import JOB_TRANSITIONS, JobEvent
 from common.model import FINAL_JOB_STATES, JobState
+from common.node_role_table import NODE_TRANSITIONS, NodeEvent
 
 StateT = TypeVar("StateT", bound=StrEnum)
 EventT = TypeVar("EventT", bound=StrEnum)
@@ -53,15 +54,15 @@ def state_diagram(
 
 def node_life_cycle() -> str:
     """The roles of a node."""
-    diagram = state_diagram(lifecycle.NODE_TRANSITIONS)
-    return f"{diagram}\n\n{enum_table(lifecycle.NodeEvent, is_noted_only=True)}"
+    diagram = state_diagram(NODE_TRANSITIONS)
+    return f"{diagram}\n\n{enum_table(NodeEvent, is_noted_only=True)}"
 
 
 def job_life_cycle() -> str:
     """The states of a job."""
     diagram = state_diagram(
-        lifecycle.JOB_TRANSITIONS,
+        JOB_TRANSITIONS,
         first=JobState.PENDING,
         last=FINAL_JOB_STATES,
     )
-    return f"{diagram}\n\n{enum_table(lifecycle.JobEvent, is_noted_only=True)}"
+    return f"{diagram}\n\n{enum_table(JobEvent, is_noted_only=True)}"

@@ -9,7 +9,7 @@ from common.model import JobId, JobState
 from coordinator.engine.state.accounting import figures
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Preempt, Reject, Resize
-from coordinator.service.api import explain
+from coordinator.service.api import explain_job
 from tests.engine.harness import Harness, start, state
 
 
@@ -82,7 +82,7 @@ def test_a_rejected_job_ends_and_says_the_earliest_date() -> None:
     harness.decide(reject(job.job_id))
     assert state(job) == JobState.FAILED
     assert (job.error, job.is_rejected) == (WHY, True)
-    assert explain.job(harness.engine, job) == (WHY,)
+    assert explain_job.reasons(harness.engine, job) == (WHY,)
     assert harness.engine.state.counters.jobs_rejected == 1
     assert harness.engine.state.counters.jobs_failed == 0
     assert harness.engine.check() == []

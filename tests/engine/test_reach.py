@@ -20,7 +20,7 @@ from common.profile import JobProfile
 from coordinator.engine.reach import shortened
 from coordinator.engine.state.events import GpuFact
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.service.api import explain
+from coordinator.service.api import explain_job
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
 from coordinator.workloads.records import SpeedUp
@@ -77,7 +77,7 @@ def _played(name: str, *, most: int, points: int) -> tuple[int, dict[str, object
             _submit(sim, index, most=most, points=points if index % 3 else 0)
         sim.run(until_s=60.0)
         for job in tuple(jobs.values()):
-            explain.job(sim.engine, job)
+            explain_job.reasons(sim.engine, job)
 
     count = calls(act)
     return count, {job_id: (job.state, job.running_workers) for job_id, job in jobs.items()}

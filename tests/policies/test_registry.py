@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from common.errors import ConfigError
 from common.model import JobState, Mode, NodeRole
-from coordinator.policies.aryl.order import shortest_key
 from coordinator.policies.aryl.rules import Lending, Rules
+from coordinator.policies.aryl.shortest_first import shortest_key
 from coordinator.policies.contract.decisions import (
     Decision,
     Loan,

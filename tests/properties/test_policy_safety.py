@@ -57,18 +57,6 @@ def no_gpu_holds_two_exclusive_workers(found: Settled) -> None:
     assert min(ledger.free.values()) >= 0
 
 
-def gangs_are_whole_or_absent(found: Settled) -> None:
-    """A start has exactly the base gang, at most the largest, on nodes of one accepted type."""
-    ledger, decisions = found.ledger, found.decisions
-    for start in (decision for decision in decisions if isinstance(decision, Start)):
-        job = ledger.jobs[start.job_id]
-        span = job.workers_on(start.gpu_type)
-        assert job.accepts(start.gpu_type)
-        assert {ledger.nodes[p.node].gpu_type for p in start.placements} == {start.gpu_type}
-        assert sum(p.worker_count for p in start.placements if not p.is_flexible) == span.min
-        assert sum(p.worker_count for p in start.placements) <= span.max
-
-
 def every_waiting_job_is_answered_once(found: Settled) -> None:
     """Each waiting job starts or is told all its blockers; a reason is never empty."""
     policy, snapshot, decisions = found.policy, found.snapshot, found.decisions
@@ -129,7 +117,6 @@ def a_frozen_cell_is_left_alone(found: Settled) -> None:
 
 RULES = (
     no_gpu_holds_two_exclusive_workers,
-    gangs_are_whole_or_absent,
     every_waiting_job_is_answered_once,
     nobody_starts_on_a_node_that_its_job_avoids,
     nobody_is_placed_where_rules_forbid,

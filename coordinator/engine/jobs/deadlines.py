@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable
 from math import inf
 
-from common.lifecycle import JobEvent
+from common.job_state_table import JobEvent
 from common.messages import OrderPhase
 from common.model import JobId, JobState, StopReason
 from coordinator.engine.jobs import (

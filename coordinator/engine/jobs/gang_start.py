@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from common.lifecycle import JobEvent
+from common.job_state_table import JobEvent
 from common.model import GpuUuid, JobState, NodeName, NodeRole, Pool, WorkerKey, is_mig
 from coordinator.engine.jobs import (
     gpu_sharing,

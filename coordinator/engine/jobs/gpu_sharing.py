@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from common.lifecycle import JobEvent
+from common.job_state_table import JobEvent
 from common.messages import GpuHealth, OrderPhase, process_named
 from common.model import GpuUuid, JobId, JobState, NodeName, WorkerKey
 from common.profile import JobProfile, packed_speed_ratio

@@ -1,6 +1,6 @@
 """The life of a job: submit, gang start, exits, faults, preemption.
 
-All changes of a job's state go through `common.lifecycle.JOB_TRANSITIONS`.
+All changes of a job's state go through `common.job_state_table`.
 
 A worker may end by a stop order that the journal lost. The node's report then gives the cause of
 the stop, and it is recorded as if the order were known.
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from msgspec.structs import replace
 
 from common.history import Detail
-from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
+from common.job_state_table import JobEvent, next_state
 from common.messages import OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, GpuUuid, JobId, JobState, NodeName, StopReason, WorkerKey
 from coordinator.engine.jobs import (
@@ -182,7 +182,7 @@ def fire(
     detail: Detail | None = None,
 ) -> None:
     """Move a job along its life cycle and tell its story; `detail` is the record of the line."""
-    job.state = advance(JOB_TRANSITIONS, job.state, event, who=f"job {job.job_id}")
+    job.state = next_state(job.state, event, who=job.job_id)
     if job.gaps.stalled_since_s is not None:
         stall_over(ctx, job, f"it is {job.state}")
     if event in RESTARTS_SILENCE:

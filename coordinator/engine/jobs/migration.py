@@ -6,7 +6,7 @@ because no other job gets the GPUs.
 
 from __future__ import annotations
 
-from common.lifecycle import JobEvent
+from common.job_state_table import JobEvent
 from common.model import JobState, NodeName, StopReason, WorkerKey
 from coordinator.engine.jobs import gang_start, preemption_loss
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle

@@ -10,7 +10,7 @@ the job's own, and leads to another pre-run.
 
 from __future__ import annotations
 
-from common.lifecycle import JobEvent
+from common.job_state_table import JobEvent
 from common.messages import WorkerPhase
 from common.model import JobState, StopReason
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle

@@ -10,8 +10,8 @@ leadership. The leader's count therefore never starts before the shim's.
 
 from __future__ import annotations
 
-from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.model import JobSpec, NodeName, NodeRole
+from common.node_role_table import NodeEvent, next_role
 from coordinator.engine.jobs import gang_reservations
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.loans import lifecycle as loans_lifecycle
@@ -57,7 +57,7 @@ def silent(ctx: Context, event: NodeSilent) -> None:
 
 def _lose(ctx: Context, node: NodeEntry, event: NodeSilent) -> None:
     loans_lifecycle.drained(ctx, node, until_s=ctx.ago(event.silent_s))
-    node.role = advance(NODE_TRANSITIONS, node.role, NodeEvent.SILENT, who=f"node {node.name}")
+    node.role = next_role(node.role, NodeEvent.SILENT, who=node.name)
     node.serving_since_s = None
     node.contact.silent_since_s = ctx.now_s - event.silent_s
     ctx.changed_nodes[node.name] = None

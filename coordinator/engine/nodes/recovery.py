@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.lifecycle import JobEvent
+from common.job_state_table import JobEvent
 from common.messages import OrderPhase, WorkerOrder
 from common.model import FINAL_JOB_STATES, JobState, StopReason, WorkerKey
 from coordinator.engine.jobs import (

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance, node_path
 from common.messages import GpuHealth, OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
+from common.node_role_table import HEARD, NODE_TRANSITIONS, NodeEvent, next_role, node_path
 from coordinator.engine.jobs import (
     gang_reservations,
     preemption_loss,
@@ -222,7 +222,7 @@ def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boo
 
 
 def _fire(node: NodeEntry, event: NodeEvent) -> None:
-    node.role = advance(NODE_TRANSITIONS, node.role, event, who=f"node {node.name}")
+    node.role = next_role(node.role, event, who=node.name)
 
 
 def _reboot(ctx: Context, node: NodeEntry, event: NodeReported) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from common.model import JobId
 from coordinator.policies.aryl.elastic_jobs import Share, Shares
-from coordinator.policies.aryl.order import Gang
+from coordinator.policies.aryl.gang_admission import Gang
 from coordinator.policies.aryl.size_reasons import at_best, is_faster_with_fewer
 from coordinator.policies.contract.decisions import (
     Decision,

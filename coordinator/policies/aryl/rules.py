@@ -10,10 +10,10 @@ from typing import ClassVar
 from msgspec import field
 
 from common.model import NonNegativeFloat, NonNegativeInt, Ratio
-from coordinator.policies.aryl.order import OrderKey
 from coordinator.policies.aryl.reclaim.preemption_cost import CostModel
 from coordinator.policies.aryl.reclaim.rules import ReclaimRule
 from coordinator.policies.aryl.scaling import RESIZE_COST_S
+from coordinator.policies.aryl.shortest_first import OrderKey
 from coordinator.policies.knobs import Group, Idle, KnobSet
 
 

@@ -15,18 +15,19 @@ from coordinator.policies.aryl.aged_claims import Claims
 from coordinator.policies.aryl.blockers import holds
 from coordinator.policies.aryl.decisions import resizes, starts
 from coordinator.policies.aryl.elastic_jobs import Share, Shares, shares_of, that_may_grow
+from coordinator.policies.aryl.gang_admission import Gang, admit
 from coordinator.policies.aryl.lending.balance import Balance, balance, by_quantile, numbers
 from coordinator.policies.aryl.lending.covering import Unmet
 from coordinator.policies.aryl.lending.demand import Demand, choose_loans
 from coordinator.policies.aryl.lending.loan_lifetime import Lifetimes
 from coordinator.policies.aryl.lending.not_lent_reasons import why_kept
-from coordinator.policies.aryl.order import Gang, admit, waiting
 from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.aryl.queue_weight import queue_weight
 from coordinator.policies.aryl.reclaim.rules import TakeBack
 from coordinator.policies.aryl.reservations import Reservations, kept
 from coordinator.policies.aryl.rules import Rules, Scaling
 from coordinator.policies.aryl.scaling import give_back, share_flexible
+from coordinator.policies.aryl.shortest_first import waiting
 from coordinator.policies.aryl.size_reasons import why_not_larger
 from coordinator.policies.aryl.spanning import find_spanning, grow_spanning
 from coordinator.policies.contract.cooldown import resizable_at_s

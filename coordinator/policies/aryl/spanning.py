@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from common.model import JobId
 from coordinator.policies.aryl.elastic_jobs import Share
+from coordinator.policies.aryl.gang_admission import Gang
 from coordinator.policies.aryl.gpu_types import gpus_per_worker, hold, types_in_order
-from coordinator.policies.aryl.order import Gang
 from coordinator.policies.aryl.placement import PlacementState, fill
 from coordinator.policies.contract.decisions import Placement, merge, placed_count
 from coordinator.policies.contract.snapshot import JobView

@@ -45,7 +45,14 @@ from coordinator.engine.jobs import ended_workers, prerun_spec, start_gate
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.job_groups import EndedWorker
 from coordinator.engine.state.tables import JobEntry, NodeEntry
-from coordinator.service.api import array_rows, explain, explain_service, name_lookup, rows
+from coordinator.service.api import (
+    array_rows,
+    explain_job,
+    explain_node,
+    explain_service,
+    name_lookup,
+    rows,
+)
 from coordinator.service.api.name_lookup import Refusal, Subject
 from coordinator.service.api.shared_reads import BUILD_S
 from coordinator.service.coordinator import Coordinator
@@ -323,8 +330,8 @@ class Looks:
             job=rows.job_row(engine, job, now_s=now_s, in_full=in_full),
             workers=rows.worker_rows(job),
             saves=rows.save_rows(job),
-            why=explain.job(engine, job, now_s=now_s),
-            estimate="" if is_over else explain.estimate(engine, job, now_s=now_s),
+            why=explain_job.reasons(engine, job, now_s=now_s),
+            estimate="" if is_over else explain_job.estimate(engine, job, now_s=now_s),
             spec=prerun_spec.submitted(job),
         )
 
@@ -341,7 +348,7 @@ class Looks:
             collectors=report.collectors if report else (),
             node=self._node_row(node, in_full=in_full),
             telemetry=rows.telemetry(node.name, c.folder, boot_now_s=c.clock.now_s()),
-            why=explain.node(
+            why=explain_node.reasons(
                 c.engine,
                 node,
                 now_s=self._now_s(),
@@ -385,7 +392,7 @@ class Looks:
             name=loan.lease_id,
             loan=rows.loan_row(loan, now_s=self._now_s()),
             why=(
-                *explain.loan(loan),
+                *explain_node.loan_reasons(loan),
                 *(
                     explain_service.limit(engine, loan.service)
                     if loan.returned_at_s is None

@@ -73,8 +73,6 @@ from coordinator.service.nodes.report_folding import Folder
 
 N = TypeVar("N", int, float)
 
-FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze --off)"
-
 
 _copied_of_job = copier(
     JobRow,
@@ -182,7 +180,9 @@ def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
         stalled = stalls.in_words(job, now_s)
         return (stalled,) if stalled else explain_job.stopping_reasons(job, now_s=now_s)
     found = engine.explain.blockers(job.job_id)
-    return (FROZEN, *found) if engine.state.is_frozen and not job.gate.is_shut else found
+    return (
+        (explain_job.FROZEN, *found) if engine.state.is_frozen and not job.gate.is_shut else found
+    )
 
 
 def worker_rows(job: JobEntry) -> tuple[WorkerRow, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 from msgspec import Struct, structs
 
 from common.failures import Failure
-from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.messages import DesiredState, OrderPhase, WorkerOrder, WorkerPhase
 from common.model import (
     GpuUuid,
@@ -24,6 +23,7 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
+from common.node_role_table import NodeEvent, next_role
 from coordinator.engine.state.events import GpuFact, NodeReported, WorkerFact
 from coordinator.sim.run.loop import Loop
 
@@ -426,7 +426,7 @@ class PretendNode:
     # --- its own life -----------------------------------------------------------------------
 
     def _fire(self, event: NodeEvent) -> None:
-        self.role = advance(NODE_TRANSITIONS, self.role, event, who=f"node {self.spec.name}")
+        self.role = next_role(self.role, event, who=self.spec.name)
         self.report_soon()
         self._move()
 

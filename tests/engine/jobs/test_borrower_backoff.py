@@ -9,7 +9,7 @@ from common.messages import WorkerPhase
 from common.model import JobState, NodeRole
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import JobCancelRequested, PassDue, WorkerFact
-from coordinator.service.api.explain import job as explain_job
+from coordinator.service.api.explain_job import reasons as explain_job
 from tests.engine.harness import state
 from tests.engine.scripted_nodes import BACK_OFF_S, Lending, Refusal
 

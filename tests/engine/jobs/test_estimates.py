@@ -28,7 +28,7 @@ from coordinator.engine.state.tables import ClusterState, JobEntry, WorkerEntry
 from coordinator.policies.aryl.reclaim.preemption_cost import LEAST_WAIT_S, Costs
 from coordinator.policies.contract.estimates import LATE_RATIOS, Source, late_ratio
 from coordinator.policies.registry import policy
-from coordinator.service.api import explain
+from coordinator.service.api import explain_job
 from coordinator.sim.run.simulation import Submission
 from tests.builders import job_with, make_job_view, make_snapshot, make_spec, make_worker_view
 from tests.engine.harness import Harness, state
@@ -389,9 +389,9 @@ def test_explain_says_that_the_estimate_was_outlived_and_what_is_assumed() -> No
     harness = cell("fifo", training=2)
     job = submit(harness)
     passes(harness, 15.0)
-    assert explain.estimate(harness.engine, job) == "5 s left with 2 workers (source: default)"
+    assert explain_job.estimate(harness.engine, job) == "5 s left with 2 workers (source: default)"
     passes(harness, 20.0)
-    assert explain.estimate(harness.engine, job) == (
+    assert explain_job.estimate(harness.engine, job) == (
         "15 s left with 2 workers (source: default; it has outlived that by 15 s, and as much "
         "again is assumed)"
     )
@@ -412,7 +412,7 @@ def test_explain_says_why_a_job_does_not_grow(after_s: float, knobs: str, said: 
     if knobs:
         submit(harness, replace(SPEC, name="waits", workers=WorkerRange(min=2, max=2)))
     passes(harness, after_s)
-    reasons = explain.job(harness.engine, job)
+    reasons = explain_job.reasons(harness.engine, job)
     assert [reason for reason in reasons if reason.startswith(said)], reasons
 
 

@@ -15,7 +15,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
-from coordinator.service.api.explain import node as explain_node
+from coordinator.service.api.explain_node import reasons as explain_node
 from coordinator.sim.run.cluster import Delays
 from tests.engine.harness import Harness, start, state
 from tests.tables import each_row

@@ -13,8 +13,8 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
-from coordinator.service.api.explain import job as explain_job
-from coordinator.service.api.explain import node as explain_node
+from coordinator.service.api.explain_job import reasons as explain_job
+from coordinator.service.api.explain_node import reasons as explain_node
 from coordinator.sim.run.cluster import Delays
 from tests.engine.harness import Harness, state
 from tests.engine.scripted_nodes import BACK_OFF_S, GPUS, REST_S, SETTINGS, BlackHole

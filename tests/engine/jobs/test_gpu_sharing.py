@@ -24,7 +24,7 @@ from coordinator.policies.contract.decisions import (
     Start,
     Suspend,
 )
-from coordinator.service.api import explain
+from coordinator.service.api import explain_job
 from coordinator.sim.run.cluster import Delays
 from tests.engine.harness import Harness, start, state
 from tests.tables import each_row
@@ -287,7 +287,7 @@ def test_explain_says_since_when_and_for_whom_a_job_is_suspended() -> None:
     harness = Harness()
     first, second = in_turns(harness)
     harness.decide()
-    [said] = explain.job(harness.engine, first)
+    [said] = explain_job.reasons(harness.engine, first)
     assert "suspended for 10 s" in said
     assert second.job_id in said
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.messages import OrderPhase
 from common.model import JobId, JobState, NodeName
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.settings import EngineSettings
@@ -25,21 +24,6 @@ def test_a_started_job_runs_and_succeeds() -> None:
     harness.wait(2.0)
     assert state(job) == JobState.SUCCEEDED
     assert job.finished_at_s == 500.0
-
-
-def test_nobody_runs_before_every_node_of_the_gang_is_ready() -> None:
-    """While one node is not ready, no order of the gang says run."""
-    harness = Harness(delays=Delays(ready_s=10.0))
-    job = harness.submit(workers=(2, 2))
-    harness.start(job, "t0", "t1")
-    harness.wait(5.0)
-    assert state(job) == JobState.STARTING
-    orders = [
-        order for name in ("t0", "t1") for order in harness.engine.desired(NodeName(name)).workers
-    ]
-    assert [order.phase for order in orders] == [OrderPhase.RESERVE, OrderPhase.RESERVE]
-    harness.wait(6.0)
-    assert state(job) == JobState.RUNNING
 
 
 def test_a_gang_that_is_not_ready_in_time_waits_again_free_of_charge() -> None:
@@ -140,17 +124,6 @@ def test_an_own_fault_is_retried_within_the_budget_and_then_fails() -> None:
     harness.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 3)
     harness.settle()
     assert (state(job), job.exit_code) == (JobState.FAILED, 3)
-
-
-def test_one_failed_worker_stops_the_rest_of_its_gang() -> None:
-    """No GPU stays with a gang that is not whole."""
-    harness = Harness()
-    job = harness.submit(workers=(2, 2))
-    harness.start(job, "t0", "t1")
-    harness.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 1)
-    harness.settle()
-    assert state(job) == JobState.FAILED
-    assert all(slot.holder is None for name in ("t0", "t1") for slot in harness.node(name).gpus)
 
 
 def test_a_reboot_is_a_node_fault_and_free() -> None:

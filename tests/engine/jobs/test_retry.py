@@ -18,8 +18,7 @@ from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.registry import policy
-from coordinator.service.api import explain
-from coordinator.service.api.explain import job as explain_job
+from coordinator.service.api import explain_job
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.outages import Crash
 from tests.engine.harness import Harness, state
@@ -55,7 +54,7 @@ def again(harness: Harness, job: JobEntry) -> float:
 
 def why(harness: Harness, job: JobEntry) -> str:
     """What its user reads of it."""
-    return "; ".join(explain.job(harness.engine, job))
+    return "; ".join(explain_job.reasons(harness.engine, job))
 
 
 def running(
@@ -416,4 +415,4 @@ def test_a_waiting_job_says_how_often_its_nodes_failed_it(times: int, said: list
         )
         harness.wait(DOWN_S + 60.0)
     assert state(job) == JobState.PENDING
-    assert [why for why in explain_job(harness.engine, job) if "failed it" in why] == said
+    assert [why for why in explain_job.reasons(harness.engine, job) if "failed it" in why] == said

@@ -14,7 +14,7 @@ from coordinator.engine.state.events import GpuFact, NodeReported, OperatorActio
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import Avoided, JobEntry, RetryEntry
 from coordinator.policies.contract.decisions import Placement, Resize
-from coordinator.service.api.explain import job as explain_job
+from coordinator.service.api.explain_job import reasons as explain_job
 from coordinator.sim.run.cluster import Delays
 from tests.engine.harness import Harness, state
 from tests.engine.jobs.test_retry import fail

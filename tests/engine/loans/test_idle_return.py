@@ -24,7 +24,7 @@ from coordinator.engine.state.events import (
     OperatorAsked,
 )
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.service.api import explain
+from coordinator.service.api import explain_node
 from tests.builders import make_spec
 from tests.draws import together
 from tests.engine.harness import state
@@ -152,7 +152,7 @@ def test_explain_says_which_job_keeps_an_idle_node_or_when_it_returns() -> None:
     cell = idle()
 
     def why() -> list[str]:
-        said = explain.node(cell.engine, cell.node)
+        said = explain_node.reasons(cell.engine, cell.node)
         return [one for one in said if one.startswith("nothing has run on it for ")]
 
     cell.submit("large", gpus=9)

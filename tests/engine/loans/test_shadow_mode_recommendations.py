@@ -23,7 +23,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.policies.registry import policy
-from coordinator.service.api import explain, explain_service
+from coordinator.service.api import explain_job, explain_node, explain_service
 from coordinator.sim.run.cluster import Delays
 from tests.draws import words
 from tests.engine.harness import CHAT, Harness
@@ -86,7 +86,7 @@ class Recommending(Harness):
 def offers(harness: Recommending, name: str) -> set[bool]:
     """Whether each text that could tells people to approve the loan of a node."""
     engine, word = harness.engine, f"aryl loan approve {name}"
-    of_node = explain.node(engine, harness.node(name))
+    of_node = explain_node.reasons(engine, harness.node(name))
     of_service = explain_service.why(engine, CHAT, now_s=engine.state.now_s)
     rows = explain_service.recommended(engine)
     return {
@@ -112,7 +112,7 @@ def lends(harness: Recommending, name: str, saved: bytes) -> bool:
 def waiting_job_is_told(harness: Recommending) -> set[str]:
     """The nodes that the explanation of a waiting job asks to approve."""
     job = harness.engine.state.jobs.get(JobId("waits"))
-    said = () if job is None else explain.job(harness.engine, job)
+    said = () if job is None else explain_job.reasons(harness.engine, job)
     return {name for name in NAMES if any(f"aryl loan approve {name}" in line for line in said)}
 
 

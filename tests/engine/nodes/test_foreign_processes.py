@@ -18,7 +18,7 @@ from coordinator.engine.state.events import (
     TrespassFact,
 )
 from coordinator.policies.contract.decisions import Loan
-from coordinator.service.api.explain import node as explain_node
+from coordinator.service.api.explain_node import reasons as explain_node
 from coordinator.service.api.explain_service import why as why_of_service
 from tests.engine.harness import CHAT
 from tests.engine.scripted_nodes import GPUS, N, Reporting, service

@@ -22,8 +22,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Loan, Start
-from coordinator.service.api.explain import job as explain_job
-from coordinator.service.api.explain import node as explain_node
+from coordinator.service.api.explain_job import reasons as explain_job
+from coordinator.service.api.explain_node import reasons as explain_node
 from coordinator.service.api.explain_service import why as why_of_service
 from tests.engine.harness import CHAT
 from tests.engine.scripted_nodes import GPUS, N, Reporting, facts, service, settings

@@ -20,7 +20,7 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
-from coordinator.service.api.explain import job as explain_job
+from coordinator.service.api.explain_job import reasons as explain_job
 from coordinator.service.api.rows import loan_row
 from coordinator.sim.run.outages import LOST_AFTER_S, Crash
 from tests.builders import make_spec

@@ -18,8 +18,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
-from coordinator.service.api.explain import job as explain_job
-from coordinator.service.api.explain import node as explain_node
+from coordinator.service.api.explain_job import reasons as explain_job
+from coordinator.service.api.explain_node import reasons as explain_node
 from tests.engine.harness import CHAT, state
 from tests.engine.scripted_nodes import (
     BACK_OFF_S,

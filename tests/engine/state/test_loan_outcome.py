@@ -16,7 +16,7 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import NodeReported
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
-from coordinator.service.api import explain, rows
+from coordinator.service.api import explain_node, rows
 from coordinator.sim.run.cluster import Delays
 from tests.engine.harness import CHAT, Harness
 
@@ -171,12 +171,12 @@ def test_explain_says_why_the_node_turned_back_and_of_no_ttl() -> None:
     """Of a loan that lapsed it says the TTL, as ever."""
     harness = draining()
     harness.sim.handle(turned(harness, NodeRole.VACATING))
-    said = " ".join(explain.loan(loan_of(harness)))
+    said = " ".join(explain_node.loan_reasons(loan_of(harness)))
     assert f"its node turned back before it began: {WHY}" in said
     assert "TTL" not in said
     lapsed = draining()
     lapsed.sim.handle(says(lapsed, NodeRole.VACATING))
-    assert "TTL ran out" in " ".join(explain.loan(loan_of(lapsed)))
+    assert "TTL ran out" in " ".join(explain_node.loan_reasons(loan_of(lapsed)))
 
 
 def test_a_turn_back_before_the_server_was_stopped_is_counted_and_has_no_time() -> None:
@@ -247,7 +247,7 @@ def test_a_node_that_turned_back_and_does_not_come_is_late_when_its_deadline_is_
         assert (tally.turn_backs, tally.turn_backs_late) == (1, late)
         assert (tally.lapses, tally.reclaims) == (0, 0)
         assert shown(loan_of(harness), now_s).state == "coming home"
-        said = " ".join(explain.node(harness.engine, harness.node("i0")))
+        said = " ".join(explain_node.reasons(harness.engine, harness.node("i0")))
         assert ("60 s after it turned back by itself): a late way back" in said) == bool(late)
 
 

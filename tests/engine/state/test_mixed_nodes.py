@@ -21,7 +21,7 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Start
-from coordinator.service.api.explain import job as explain_job
+from coordinator.service.api.explain_job import reasons as explain_job
 from tests.builders import make_spec
 from tests.engine.harness import state
 from tests.engine.scripted_nodes import facts, journalled

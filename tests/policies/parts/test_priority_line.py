@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.model import JobState, NodeName
-from coordinator.policies.aryl.order import submission_key
+from coordinator.policies.aryl.shortest_first import submission_key
 from coordinator.policies.contract.free_gpus import FreeGpus, best_fit, consolidated, first_fit
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.priority_line import Turns, takes_turns

@@ -13,7 +13,7 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import JobCancelRequested, OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state.tables import AfterVacating, JobEntry
 from coordinator.policies.contract.decisions import Preempt
-from coordinator.service.api import explain, explain_job, rows
+from coordinator.service.api import explain_job, rows
 from tests.engine.harness import Harness, state
 from tests.engine.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 from tests.service.cell import Cell, job, running
@@ -90,10 +90,10 @@ def test_a_job_that_was_cancelled_while_it_was_preempted_does_not_wait_again() -
     harness.decide(Preempt(job_id=entry.job_id, reason="the test says so"))
     harness.sim.handle(JobCancelRequested(job_id=entry.job_id, by="ops/ada"))
     assert state(entry) == JobState.PREEMPTING
-    [what, _] = explain.job(harness.engine, entry)
+    [what, _] = explain_job.reasons(harness.engine, entry)
     assert what == "cancelled by ops/ada: it ends when its workers have left t0"
     harness.sim.handle(JobCancelRequested(job_id=entry.job_id, by="ops/bob"))
-    assert explain.job(harness.engine, entry)[0] == what
+    assert explain_job.reasons(harness.engine, entry)[0] == what
 
 
 SILENT = Refusal("workdir or checkpoint.path: the storage did not answer in 10 s", Fault.STORAGE)
@@ -137,7 +137,7 @@ def test_a_node_left_alone_is_named_with_what_went_wrong_there() -> None:
     said = f"tries {name} again in {left_s:.0f} s, others at once: {HUNG}"
     assert 0 < left_s <= BACK_OFF_S
     assert shown(cell, job).startswith(said)
-    reasons = explain.job(cell.engine, job)
+    reasons = explain_job.reasons(cell.engine, job)
     assert reasons[0] == shown(cell, job)
     assert any("left alone for now" in reason for reason in reasons[1:])
 
@@ -149,7 +149,7 @@ def test_a_job_that_fits_nowhere_else_names_the_node_that_it_waits_for() -> None
     cell.handle(PassDue())
     hangs(cell, job)
     said = f"tries again in {BACK_OFF_S:.0f} s: {HUNG} (t0)"
-    assert explain.job(cell.engine, job)[0] == shown(cell, job) == said
+    assert explain_job.reasons(cell.engine, job)[0] == shown(cell, job) == said
 
 
 def test_what_its_node_says_of_it_is_not_told_twice() -> None:
@@ -181,7 +181,7 @@ def test_once_the_node_may_be_tried_again_the_fault_is_the_last_word() -> None:
     hangs(cell, job)
     cell.operate(OperatorAction.CORDON, "t0")
     cell.wait(BACK_OFF_S)
-    reasons = explain.job(cell.engine, job)
+    reasons = explain_job.reasons(cell.engine, job)
     assert f"{EARLIER}{HUNG} (t0)" in reasons[1:]
     assert HUNG not in shown(cell, job)
 
@@ -193,7 +193,7 @@ def test_a_try_that_went_well_makes_an_end_of_it() -> None:
     cell.wait(0.0)
     assert job.state == JobState.RUNNING
     assert job.retry.failed_on == []
-    assert not any(HUNG in reason for reason in explain.job(cell.engine, job))
+    assert not any(HUNG in reason for reason in explain_job.reasons(cell.engine, job))
 
 
 def test_a_new_leader_knows_it_as_well() -> None:

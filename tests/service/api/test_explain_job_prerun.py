@@ -8,7 +8,7 @@ from common.model import JobId, JobState, PrerunSpec
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Preempt
-from coordinator.service.api import explain, rows
+from coordinator.service.api import explain_job, rows
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
 from tests.builders import make_spec
@@ -36,7 +36,7 @@ def test_a_pre_run_that_failed_is_told_with_what_its_gang_was_spared() -> None:
     job = submit(harness)
     fail(harness, job, "gpu_out_of_memory")
     assert state(job) == JobState.FAILED
-    assert explain.job(harness.engine, job)[-1] == (
+    assert explain_job.reasons(harness.engine, job)[-1] == (
         f"it failed in its pre-run, on 1 GPU (60 GPU-s of computing in 1 try): {GANG} never started"
     )
 
@@ -48,12 +48,13 @@ def test_every_try_of_a_pre_run_counts() -> None:
     job = submit(harness)
     fail(harness, job, "cuda_failure")
     assert state(job) == JobState.PENDING
-    assert explain.job(harness.engine, job)[-1] == (
+    assert explain_job.reasons(harness.engine, job)[-1] == (
         f"its latest pre-run, on 1 GPU, ended without a result: it is retried before {GANG}"
     )
     fail(harness, job, "gpu_out_of_memory")
     assert (
-        f"(120 GPU-s of computing in 2 tries): {GANG} never" in explain.job(harness.engine, job)[-1]
+        f"(120 GPU-s of computing in 2 tries): {GANG} never"
+        in explain_job.reasons(harness.engine, job)[-1]
     )
 
 
@@ -61,18 +62,18 @@ def test_a_pre_run_says_what_comes_after_it() -> None:
     """While it waits and while it runs, and nothing more once the job is a gang."""
     harness = cell()
     job = submit(harness)
-    assert f"it waits for its pre-run, on 1 GPU: {GANG} comes after that" in explain.job(
+    assert f"it waits for its pre-run, on 1 GPU: {GANG} comes after that" in explain_job.reasons(
         harness.engine, job
     )
     harness.start(job, "t0")
-    assert explain.job(harness.engine, job)[-1] == (
+    assert explain_job.reasons(harness.engine, job)[-1] == (
         f"this is its pre-run, on 1 GPU: {GANG} waits for its turn after {TIME_S:g} s or a "
         "checkpoint"
     )
     harness.wait(TIME_S)
-    assert not any("pre-run" in reason for reason in explain.job(harness.engine, job))
+    assert not any("pre-run" in reason for reason in explain_job.reasons(harness.engine, job))
     harness.decide(start(job, "t0", "t1"))
-    assert not any("pre-run" in reason for reason in explain.job(harness.engine, job))
+    assert not any("pre-run" in reason for reason in explain_job.reasons(harness.engine, job))
 
 
 def test_a_pre_run_that_is_over_is_told_while_its_worker_leaves() -> None:
@@ -83,10 +84,10 @@ def test_a_pre_run_that_is_over_is_told_while_its_worker_leaves() -> None:
     harness.wait(TIME_S)
     assert job.workers
     said = f"its pre-run on 1 GPU succeeded: {GANG} waits next"
-    assert explain.job(harness.engine, job)[-1] == said
+    assert explain_job.reasons(harness.engine, job)[-1] == said
     harness.wait(3.0)
     assert not job.workers
-    assert said not in explain.job(harness.engine, job)
+    assert said not in explain_job.reasons(harness.engine, job)
 
 
 def test_a_pre_run_that_was_cancelled_did_not_fail() -> None:
@@ -103,7 +104,7 @@ def test_a_pre_run_that_was_cancelled_did_not_fail() -> None:
         harness.sim.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
         harness.settle()
         assert state(job) == JobState.CANCELLED
-        assert explain.job(harness.engine, job)[-1] == said
+        assert explain_job.reasons(harness.engine, job)[-1] == said
 
 
 LARGER = "its gang of 2 workers with 16 GPUs"
@@ -132,12 +133,15 @@ def test_a_pre_run_is_told_with_its_own_gpus_and_those_of_the_least_gang() -> No
     """What it computed is in whole GPU-seconds."""
     harness = cell()
     job = larger(harness)
-    assert f"this is its pre-run, on 2 GPUs: {LARGER} waits" in explain.job(harness.engine, job)[-1]
+    assert (
+        f"this is its pre-run, on 2 GPUs: {LARGER} waits"
+        in explain_job.reasons(harness.engine, job)[-1]
+    )
     harness.wait(60.2)
     worker = job.workers[0]
     harness.sim.nodes[worker.node].exited(worker.key, 1, RULES.failure("semantic_error"))
     harness.settle()
-    assert explain.job(harness.engine, job)[-1] == (
+    assert explain_job.reasons(harness.engine, job)[-1] == (
         "it failed in its pre-run, on 2 GPUs (120 GPU-s of computing in 1 try): "
         f"{LARGER} never started"
     )
@@ -153,11 +157,11 @@ def test_a_pre_run_that_ends_is_told_as_ended_while_its_worker_leaves() -> None:
             harness.sim.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
             harness.settle()
         assert job.workers
-        told = [line for line in explain.job(harness.engine, job) if "pre-run" in line]
+        told = [line for line in explain_job.reasons(harness.engine, job) if "pre-run" in line]
         assert [line.partition(", on")[0] for line in told] == [f"{said} in its pre-run"]
         harness.wait(3.0)
         assert not job.workers
-        assert explain.job(harness.engine, job)[-1].startswith(
+        assert explain_job.reasons(harness.engine, job)[-1].startswith(
             f"{said} in its pre-run, on 2 GPUs ("
         )
 
@@ -169,7 +173,7 @@ def test_a_pre_run_that_was_preempted_did_not_come_to_nothing() -> None:
     harness.wait(60.0)
     harness.decide(Preempt(job_id=job.job_id, reason="for others"))
     assert state(job) == JobState.PENDING
-    told = [line for line in explain.job(harness.engine, job) if "pre-run" in line]
+    told = [line for line in explain_job.reasons(harness.engine, job) if "pre-run" in line]
     assert told == [f"it waits for its pre-run, on 2 GPUs: {LARGER} comes after that"]
 
 
@@ -181,7 +185,7 @@ def test_every_form_of_output_tells_of_the_pre_run(verb: str, form: tuple[str, .
     job = submit(harness)
     fail(harness, job, "gpu_out_of_memory")
     row = rows.job_row(harness.engine, job, now_s=harness.engine.state.now_s)
-    why = explain.job(harness.engine, job)
+    why = explain_job.reasons(harness.engine, job)
     found = Description(kind="job", name="j", job=row, why=why)
     args = ("job", "describe", "j") if verb == "describe" else ("explain", "job", "j")
     assert why[-1] in aryl(FakeCell({Describe: found}), *args, *form).out.replace("\n", " ")

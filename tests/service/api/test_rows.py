@@ -29,7 +29,7 @@ from coordinator.engine.state.events import OperatorAction, PassDue
 from coordinator.engine.state.tables import JobEntry
 from coordinator.plain_text import glance
 from coordinator.policies.contract.snapshot import JobView, TenantView
-from coordinator.service.api import explain, rows
+from coordinator.service.api import explain_job, rows
 from coordinator.service.api.rows import tenant_rows
 from coordinator.service.nodes.report_folding import Folder
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
@@ -110,8 +110,8 @@ def test_a_suspended_job_says_who_computes_in_its_place() -> None:
         f"it keeps its GPUs and has been suspended for 10 s while {second.job_id} computes on them"
     )
     now_s = harness.engine.state.now_s
-    assert said(now_s - since_s) == explain.job(harness.engine, first)[0]
-    assert said(99.0) == explain.job(harness.engine, first, now_s=since_s + 99.0)[0]
+    assert said(now_s - since_s) == explain_job.reasons(harness.engine, first)[0]
+    assert said(99.0) == explain_job.reasons(harness.engine, first, now_s=since_s + 99.0)[0]
     harness.decide(suspend(second), resume(first))
     assert said(20.0) == ""
 
@@ -147,7 +147,7 @@ def test_a_stalled_job_is_said_to_be_so_wherever_it_is_shown() -> None:
     assert (shown.state, shown.stalled_s) == (JobState.RUNNING, 120.0)
     assert plain_text.job_state(shown) == "STALLED"
     assert plain_text.why(shown) == "no step after 5 for 120 s; its usual interval is 10 s"
-    assert explain.job(harness.engine, job)[0] == f"STALLED: {plain_text.why(shown)}"
+    assert explain_job.reasons(harness.engine, job)[0] == f"STALLED: {plain_text.why(shown)}"
     found = rows.status(
         harness.engine, folder, cell="c", bad_messages=0, up_s=9.0, now_s=now_s, clock_warning=""
     )

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from common.model import GpuRequest, NodeName, Preemptibility, ServiceName, WorkerRange
 from coordinator.policies.aryl.elastic_jobs import Share
+from coordinator.policies.aryl.gang_admission import Gang, find_gang
 from coordinator.policies.aryl.gpu_types import hold
-from coordinator.policies.aryl.order import Gang, find_gang
 from coordinator.policies.aryl.placement import PlacementState, fill
 from coordinator.policies.contract.decisions import Placement, placed_count
 from coordinator.policies.contract.index import shape

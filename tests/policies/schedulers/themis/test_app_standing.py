@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.model import JobId
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.registry import POLICIES, policy
-from coordinator.service.api import explain
+from coordinator.service.api import explain_job
 from tests.engine.harness import Harness
 from tests.tables import each_row
 
@@ -37,7 +37,7 @@ def harness_of(name: str, *, path: str | None = None) -> Harness:
 def test_a_running_job_is_told_how_it_stands(name: str, said: str) -> None:
     """`explain` has the policy's own words beside the count of workers."""
     harness = harness_of(name)
-    reasons = explain.job(harness.engine, harness.engine.state.jobs[JobId("runs")])
+    reasons = explain_job.reasons(harness.engine, harness.engine.state.jobs[JobId("runs")])
     assert "1 worker runs, 0 of them flexible" in reasons
     assert [reason for reason in reasons if said in reason], reasons
 

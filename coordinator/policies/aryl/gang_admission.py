@@ -1,4 +1,4 @@
-"""Phase 1: which waiting jobs start, in which order, and room for their base gangs.
+"""Phase 1: which waiting jobs start, and room for their base gangs.
 
 Phase 1 of Lyra, EuroSys'23, section 5.2: base demand, shortest job first. A job that does not fit
 is left out of this pass and the next one is tried. Flexible workers count as room: no flexible
@@ -14,48 +14,21 @@ from itertools import chain
 
 from msgspec import Struct
 
-from common.model import JobId, JobState, NodeName
+from common.model import JobId, NodeName
 from coordinator.policies.aryl.aged_claims import Claims
 from coordinator.policies.aryl.elastic_jobs import Share, Shares
 from coordinator.policies.aryl.gpu_types import hold, types_in_order
 from coordinator.policies.aryl.placement import PlacementState, Saved, fill
 from coordinator.policies.aryl.reservations import Reservations
 from coordinator.policies.aryl.scaling import give_back
+from coordinator.policies.aryl.shortest_first import OrderKey, submission_key
 from coordinator.policies.contract.decisions import Placement, placed_count
-from coordinator.policies.contract.estimates import fastest_s
-from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.contract.snapshot import JobView, WorkerView
 from coordinator.policies.tenants.infeasible import Hosts
 
-OrderKey = Callable[[JobView], tuple[float, ...]]
 Find = Callable[..., "Gang | None"]
 """As `find_gang`."""
 _Before = tuple[Saved, dict[JobId, list[WorkerView]]]
-
-
-def submission_key(job: JobView) -> tuple[float, ...]:
-    """First in, first out, within a priority."""
-    return (-job.priority, job.submitted_at_s)
-
-
-def shortest_key(job: JobView) -> tuple[float, ...]:
-    """Shortest job first, within a priority.
-
-    The key is the minimum running time T_min, at the most workers: the paper's text names it as
-    the job's running-time information, although the base gang alone takes w_max / w_min as long.
-    It is linear whatever a profile states. Where there is an order to speak of, room is short and
-    jobs run with their base gangs; by the time at the best size, which few reach, those that scale
-    well would go before shorter ones (docs/simulate.md has figures).
-    """
-    return (-job.priority, fastest_s(job, trusts_profiles=False), job.submitted_at_s)
-
-
-def waiting(snapshot: ClusterSnapshot, key: OrderKey) -> list[JobView]:
-    """Jobs that wait, in order; ties by job id."""
-    if snapshot.index is not None:
-        pending = list(chain.from_iterable(snapshot.index.lines))
-    else:
-        pending = [job for job in snapshot.jobs if job.state == JobState.PENDING]
-    return sorted(pending, key=lambda job: (key(job), job.job_id))
 
 
 class Gang(Struct, frozen=True, kw_only=True):

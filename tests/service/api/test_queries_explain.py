@@ -1,4 +1,4 @@
-"""`explain` through the API: what keeps a job waiting and a node serving, from the live state."""
+"""Explanations through the API, from the live state: why a job waits, why a node serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.api import Describe, Description, Submit, Submitted
 from common.model import CheckpointSpec, GpuRequest, JobSpec, NodeName
 from coordinator.engine.state.tables import DrainEntry
 from coordinator.policies.contract.decisions import FAIR_SHARE, FRAGMENTATION, Loan
-from coordinator.service.api import explain
+from coordinator.service.api import explain_job, explain_node
 from tests.engine.harness import CHAT, Harness
 from tests.service.cell import Cell, make_settings, make_spec
 
@@ -99,12 +99,12 @@ def test_a_lent_node_says_its_lease_once(beside: str) -> None:
     assert node.lease is not None
     own = f"lease {node.lease.lease_id}"
     node.detail = f"{own}; {beside}" if beside else own
-    said = explain.node(harness.engine, node)
+    said = explain_node.reasons(harness.engine, node)
     assert f"lent by chat under {own}" in said
     assert not [line for line in said if line.split("; ")[0] == own]
     assert [line for line in said if line == beside] == ([beside] if beside else [])
     node.lease = None
-    assert node.detail in explain.node(harness.engine, node)
+    assert node.detail in explain_node.reasons(harness.engine, node)
 
 
 async def test_an_estimate_counts_a_type_that_needs_more_workers() -> None:
@@ -154,9 +154,9 @@ def test_all_ages_of_an_answer_are_of_the_instant_that_it_is_asked_for() -> None
     def said(after_s: float) -> tuple[str, str, str]:
         at_s = now_s + after_s
         return (
-            " ".join(explain.node(harness.engine, node, now_s=at_s)),
-            " ".join(explain.job(harness.engine, job, now_s=at_s)),
-            explain.estimate(harness.engine, job, now_s=at_s),
+            " ".join(explain_node.reasons(harness.engine, node, now_s=at_s)),
+            " ".join(explain_job.reasons(harness.engine, job, now_s=at_s)),
+            explain_job.estimate(harness.engine, job, now_s=at_s),
         )
 
     first_s = float(said(0.0)[2].split()[0])

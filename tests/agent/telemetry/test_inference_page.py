@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.settings import MetricsSettings
-from agent.telemetry.engines import ENGINES
-from agent.telemetry.inference import (
+from agent.telemetry.engine_pages import ENGINES
+from agent.telemetry.inference_page import (
     MAX_STANDS,
     PageReader,
     Reading,

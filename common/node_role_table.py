@@ -1,20 +1,17 @@
-"""Life cycles of node roles and job states, as tables.
+"""The roles of a node and the events that change them, as a table.
 
-An event that is not in the table raises `TransitionError` and changes nothing. The diagrams in
-docs/architecture.md are drawn from these tables.
+Agent, coordinator and simulator obey it. The diagram in docs/architecture.md is drawn from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeVar
 
 from common.errors import TransitionError
-from common.model import JobState, NodeRole
+from common.model import NodeRole
 
 R = NodeRole
-S = JobState
 
 
 class NodeEvent(StrEnum):
@@ -77,64 +74,16 @@ NODE_TRANSITIONS: Mapping[NodeRole, Mapping[NodeEvent, NodeRole]] = {
 }
 
 
-class JobEvent(StrEnum):
-    """The events of a job."""
+def next_role(role: NodeRole, event: NodeEvent, *, who: str) -> NodeRole:
+    """The role after `event`.
 
-    START = "start"  # a gang was placed: reserve
-    GANG_READY = "gang_ready"  # every node is ready: run
-    GANG_TIMEOUT = "gang_timeout"  # not ready in time: back to the queue, free of charge
-    RESIZE = "resize"
-    RESIZED = "resized"
-    PREEMPT = "preempt"
-    MIGRATE = "migrate"  # it saves and stops, to start again where a place is held for it
-    VACATED = "vacated"  # its last worker is gone: back to the queue
-    SUSPEND = "suspend"
-    RESUME = "resume"
-    WORKER_FAILED = "worker_failed"  # own fault or node fault, budget left: stop the rest, requeue
-    SUCCEED = "succeed"
-    FAIL = "fail"
-    CANCEL = "cancel"
-    REJECT = "reject"  # its deadline cannot be promised; it never ran
-
-
-J = JobEvent
-
-_LIVE: dict[JobEvent, JobState] = {J.CANCEL: S.CANCELLED, J.FAIL: S.FAILED, J.SUCCEED: S.SUCCEEDED}
-_HELD: dict[JobEvent, JobState] = {
-    **_LIVE,
-    J.PREEMPT: S.PREEMPTING,
-    J.WORKER_FAILED: S.PREEMPTING,
-}
-
-JOB_TRANSITIONS: Mapping[JobState, Mapping[JobEvent, JobState]] = {
-    S.PENDING: {J.START: S.STARTING, J.CANCEL: S.CANCELLED, J.FAIL: S.FAILED, J.REJECT: S.FAILED},
-    S.STARTING: {**_HELD, J.GANG_READY: S.RUNNING, J.GANG_TIMEOUT: S.PREEMPTING},
-    S.RUNNING: {
-        **_HELD,
-        J.RESIZE: S.RESIZING,
-        J.SUSPEND: S.SUSPENDED,
-        J.MIGRATE: S.PREEMPTING,
-    },
-    S.RESIZING: {**_HELD, J.RESIZE: S.RESIZING, J.RESIZED: S.RUNNING},
-    S.PREEMPTING: {**_LIVE, J.VACATED: S.PENDING},
-    S.SUSPENDED: {**_HELD, J.RESUME: S.RUNNING, J.MIGRATE: S.PREEMPTING},
-    S.SUCCEEDED: {},
-    S.FAILED: {},
-    S.CANCELLED: {},
-}
-
-StateT = TypeVar("StateT", bound=StrEnum)
-EventT = TypeVar("EventT", bound=StrEnum)
-
-
-def advance(
-    table: Mapping[StateT, Mapping[EventT, StateT]], state: StateT, event: EventT, *, who: str
-) -> StateT:
-    """The state after `event`, or `TransitionError` naming state, event and id."""
+    Raises:
+        TransitionError: the table lacks the event in this role; the text names all three.
+    """
     try:
-        return table[state][event]
+        return NODE_TRANSITIONS[role][event]
     except KeyError:
-        raise TransitionError(f"{who}: no transition from {state} on {event}") from None
+        raise TransitionError(f"node {who}: no transition from {role} on {event}") from None
 
 
 HEARD: Mapping[NodeRole, NodeEvent] = {

@@ -10,15 +10,9 @@ from msgspec import Struct
 from common.model import JobId, JobState, NodeRole, Preemptibility
 from coordinator.policies.aryl.blockers import holds
 from coordinator.policies.aryl.elastic_jobs import Share, shares_of
-from coordinator.policies.aryl.order import (
-    Gang,
-    OrderKey,
-    admit,
-    shortest_key,
-    submission_key,
-    waiting,
-)
+from coordinator.policies.aryl.gang_admission import Gang, admit
 from coordinator.policies.aryl.placement import PlacementState
+from coordinator.policies.aryl.shortest_first import OrderKey, shortest_key, submission_key, waiting
 from coordinator.policies.contract.estimates import fastest_s
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.tenants.infeasible import hosts_of
