@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
 from coordinator.demo.nats_server import NatsServer
-from tests.servers import running_nats
+from tests.harness.servers import running_nats
 
 # How fast a machine makes an example is no property of ours: no deadline, and slowness is no fault.
 # The gate gives one tree one answer, so its examples are the same each time; to look for new ones:

@@ -21,7 +21,8 @@ from coordinator.policies.contract.snapshot import (
     ServiceView,
     WorkerView,
 )
-from tests.builders import (
+from tests.draws import pick, together, whole
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -30,7 +31,6 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import pick, together, whole
 
 GPU_TYPES = ("H100", "H100", "A100")  # one is common, so that jobs compete
 KINDS = (Preemptibility.FULL, Preemptibility.FULL, Preemptibility.SEMI, Preemptibility.NON)

@@ -29,7 +29,7 @@ from coordinator.demo.nats_server import find_binary
 from coordinator.engine.jobs import array_tasks, numbers
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.service.settings import CoordinatorSettings
-from tests.agent.worker_harness import WorkerHarness, make_harness, make_order
+from tests.harness.node.workers import WorkerHarness, make_harness, make_order
 from tests.tables import each_row
 
 ROOT = Path(__file__).parents[1]

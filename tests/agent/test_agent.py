@@ -24,8 +24,8 @@ from common.messages import (
     encode,
 )
 from common.model import JobId, NodeRole, StopReason, WorkerKey
-from tests.agent.agent_harness import AgentHarness
-from tests.agent.life_harness import key, lease, order
+from tests.harness.node.agent import AgentHarness
+from tests.harness.node.life import key, lease, order
 
 R, P = NodeRole, WorkerPhase
 

@@ -11,9 +11,9 @@ from common import subjects
 from common.bus import BusMessage
 from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole
-from tests.agent.agent_harness import AgentHarness
-from tests.agent.life_harness import LifeHarness, key, order
-from tests.agent.worker_harness import WorkerHarness, make_order, make_workers
+from tests.harness.node.agent import AgentHarness
+from tests.harness.node.life import LifeHarness, key, order
+from tests.harness.node.workers import WorkerHarness, make_order, make_workers
 
 P, R = WorkerPhase, NodeRole
 

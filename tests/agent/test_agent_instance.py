@@ -19,9 +19,9 @@ from common.messages import (
     encode,
 )
 from common.model import NodeRole
-from tests.agent.agent_harness import AgentHarness
-from tests.agent.life_harness import key, order
-from tests.service.agents import meanwhile
+from tests.harness.cluster.agents import meanwhile
+from tests.harness.node.agent import AgentHarness
+from tests.harness.node.life import key, order
 
 CELL, NODE = "c1", "n1"
 

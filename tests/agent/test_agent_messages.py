@@ -26,8 +26,8 @@ from common.messages import (
     encode,
 )
 from common.model import NodeRole, StopReason
-from tests.agent.agent_harness import AgentHarness, grant
-from tests.agent.life_harness import key, order
+from tests.harness.node.agent import AgentHarness, grant
+from tests.harness.node.life import key, order
 from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase

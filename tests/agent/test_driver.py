@@ -24,9 +24,9 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import GpuUuid, NodeRole, StopReason, WorkerKey
-from tests.agent.agent_harness import AgentHarness, NodeHarness
-from tests.agent.life_harness import LifeHarness, key, order
-from tests.agent.models import ModelRunner, running
+from tests.harness.node.agent import AgentHarness, NodeHarness
+from tests.harness.node.life import LifeHarness, key, order
+from tests.harness.node.models import ModelRunner, running
 
 R, P = NodeRole, WorkerPhase
 

@@ -17,9 +17,9 @@ from common.clock import Clock
 from common.errors import Unavailable
 from common.messages import OrderPhase, StopOrder, WorkerOrder, WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.agent_harness import AgentHarness, NodeHarness
-from tests.agent.life_harness import key, lease, order
-from tests.agent.models import ModelRunner, running
+from tests.harness.node.agent import AgentHarness, NodeHarness
+from tests.harness.node.life import key, lease, order
+from tests.harness.node.models import ModelRunner, running
 
 P, R = WorkerPhase, NodeRole
 SLACK_S = 0.5

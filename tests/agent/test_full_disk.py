@@ -13,8 +13,8 @@ from agent.core.state import (
 from common.faults import Fault
 from common.messages import OrderPhase, WorkerPhase
 from common.model import LeaseId, NodeRole, StopReason
-from tests.agent.agent_harness import AgentHarness, NodeHarness
-from tests.agent.life_harness import LifeHarness, key, lease, order
+from tests.harness.node.agent import AgentHarness, NodeHarness
+from tests.harness.node.life import LifeHarness, key, lease, order
 from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase

@@ -25,8 +25,8 @@ from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
-from tests.agent.full_disk import SmallDisk, small_disk
-from tests.agent.worker_harness import WorkerHarness, kill, make_harness, make_order
+from tests.harness.node.full_disk import SmallDisk, small_disk
+from tests.harness.node.workers import WorkerHarness, kill, make_harness, make_order
 
 P = WorkerPhase
 pytestmark = pytest.mark.slow

@@ -22,10 +22,10 @@ from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.messages import DesiredState, WorkerOrder, WorkerPhase
 from common.model import NodeRole
-from tests.agent.full_disk import SmallDisk, small_disk
-from tests.agent.life_harness import lease, settings
-from tests.agent.models import ModelMachine
-from tests.agent.worker_harness import make_order
+from tests.harness.node.full_disk import SmallDisk, small_disk
+from tests.harness.node.life import lease, settings
+from tests.harness.node.models import ModelMachine
+from tests.harness.node.workers import make_order
 
 R, P = NodeRole, WorkerPhase
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import STORE_INDEX, JobId, NodeRole, StopReason, WorkerKey
-from tests.agent.agent_harness import NodeHarness
-from tests.agent.life_harness import key, lease, order, settings
+from tests.harness.node.agent import NodeHarness
+from tests.harness.node.life import key, lease, order, settings
 from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase

@@ -31,11 +31,11 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
-from tests.agent.agent_harness import NodeHarness as NodeHarness
-from tests.agent.life_harness import LifeHarness, key, order
-from tests.agent.models import running
-from tests.agent.rendezvous_store import ENDPOINT, store_order
-from tests.agent.worker_harness import make_order
+from tests.harness.node.agent import NodeHarness as NodeHarness
+from tests.harness.node.life import LifeHarness, key, order
+from tests.harness.node.models import running
+from tests.harness.node.rendezvous_store import ENDPOINT, store_order
+from tests.harness.node.workers import make_order
 
 P, R = WorkerPhase, NodeRole
 STORE = key(STORE_INDEX)

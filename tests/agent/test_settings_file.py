@@ -19,8 +19,8 @@ from agent.storage import accepted_settings
 from common.errors import ConfigError
 from common.model import Pool
 from common.settings import load
-from tests.agent.daemon_harness import DaemonHarness
-from tests.programs import ended
+from tests.harness.node.daemon import DaemonHarness
+from tests.harness.programs import ended
 
 
 @pytest.fixture

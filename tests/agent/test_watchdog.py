@@ -10,9 +10,9 @@ from agent.workers.lost import ASK_S, LOOK_S
 from agent.workers.starters import START_TIMEOUT_S
 from common.messages import StopOrder
 from common.model import NodeRole, StopReason
-from tests.agent.agent_harness import AgentHarness
-from tests.agent.life_harness import key, lease, order
-from tests.fakes import FakeClock
+from tests.harness.fakes import FakeClock
+from tests.harness.node.agent import AgentHarness
+from tests.harness.node.life import key, lease, order
 from tests.tables import each_row
 
 R = NodeRole

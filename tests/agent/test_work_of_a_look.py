@@ -19,9 +19,9 @@ from agent.proc.process_tree import strangers
 from agent.telemetry.collectors import CostCollector, HostCollector
 from common.messages import GpuProcess, GpuReport, WorkerPhase
 from common.model import GpuUuid, NodeRole, WorkerKey
-from tests.agent.agent_harness import AgentHarness
-from tests.agent.life_harness import key, order
-from tests.agent.worker_harness import WorkerHarness, make_order, make_workers
+from tests.harness.node.agent import AgentHarness
+from tests.harness.node.life import key, order
+from tests.harness.node.workers import WorkerHarness, make_order, make_workers
 
 harness = pytest.fixture(make_workers)
 

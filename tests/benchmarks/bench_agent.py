@@ -40,10 +40,11 @@ from common.messages import (
     decode,
     encode,
 )
-from common.model import CheckpointSpec, JobId, JobSpec, NodeRole, WorkerKey, WorkerRange
+from common.model import CheckpointSpec, JobId, NodeRole, WorkerKey
 from coordinator.demo.nats_server import NatsServer
 from coordinator.demo.ports import free_ports
 from coordinator.demo.supervise import Supervisor, Unit, sweep
+from tests.harness.builders import make_spec
 
 ROOT = Path(__file__).parents[2]
 CELL, NODE = "bench", "n1"
@@ -178,10 +179,10 @@ class Desk:
 def worker_order(gpu: GpuReport, number: int, checkpoints: Path) -> WorkerOrder:
     """One job of one worker on one GPU: the demo's, which reports its progress every second."""
     script = ROOT / "coordinator" / "demo" / "worker.py"
-    spec = JobSpec(
+    spec = make_spec(
         name=f"bench-{number}",
         command=(sys.executable, "-I", "-S", str(script), "--work-s=86400"),
-        workers=WorkerRange(min=1, max=1),
+        workers=(1, 1),
         gpus_per_worker=1,
         checkpoint=CheckpointSpec(path=str(checkpoints / str(number)), grace_s=1.0),
     )

@@ -24,7 +24,7 @@ from coordinator.engine.state.settings import EngineSettings
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation
 from coordinator.workloads.shaping import linear
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 
 SPEC = make_spec("sweep", expected_runtime_s=3600.0)
 WORK_S = 1e6

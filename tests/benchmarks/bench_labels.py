@@ -30,7 +30,7 @@ from coordinator.engine.state.events import (
     PassDue,
 )
 from coordinator.engine.state.settings import EngineSettings
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 
 GPUS, WORKERS = 8, 40
 

@@ -39,7 +39,7 @@ from coordinator.policies.contract.snapshot import (
     WorkerView,
 )
 from coordinator.policies.registry import POLICIES, Policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     SERVICE,
     make_job_view,

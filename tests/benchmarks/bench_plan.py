@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.clock import SystemClock
-from common.model import JobId, JobSpec, Mode, NodeName, Pool, ServiceName, WorkerRange
+from common.model import JobId, Mode, NodeName, Pool, ServiceName
 from common.plans import Plan, PlanKind
 from coordinator.engine import what_if
 from coordinator.engine.engine import Engine
@@ -28,6 +28,7 @@ from coordinator.plan.answer import answer
 from coordinator.service.api.plans import asked
 from coordinator.sim.run.cluster import Delays, NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.harness.builders import make_spec
 
 CHAT = ServiceName("chat")
 TRAINING_RATIO = 0.46
@@ -76,10 +77,10 @@ def _submission(chance: random.Random, number: int) -> Submission:
     workers, gpus = chance.choice(GANGS)
     runtime_s = chance.uniform(1.0, 12.0) * 3600.0
     is_mute = chance.random() < MUTE_RATIO
-    spec = JobSpec(
+    spec = make_spec(
         name=f"job{number}",
         command=("train",),
-        workers=WorkerRange(min=workers, max=workers),
+        workers=(workers, workers),
         gpus_per_worker=gpus,
         expected_runtime_s=None if is_mute else runtime_s,
     )
@@ -121,10 +122,10 @@ def main(arguments: Sequence[str]) -> None:
         f"the loop encodes {len(data) / 1e6:.2f} MB in {statistics.median(times_ms):.1f} ms of CPU "
         f"(longest {max(times_ms):.1f})\n"
     )
-    spec = JobSpec(
+    spec = make_spec(
         name="new",
         command=("train",),
-        workers=WorkerRange(min=4, max=4),
+        workers=(4, 4),
         gpus_per_worker=8,
         expected_runtime_s=3600.0,
     )

@@ -30,7 +30,7 @@ from coordinator.policies.aryl.reclaim.problem import merge
 from coordinator.policies.aryl.reclaim.rules import choose_at_random, choose_fewest_jobs
 from coordinator.policies.aryl.reclaim.search import solve
 from coordinator.policies.contract.snapshot import ClusterSnapshot
-from tests.builders import NOW_S
+from tests.harness.builders import NOW_S
 from tests.policies.aryl.reclaim.exact_solver import Exact, Question, solve_in_process
 from tests.policies.aryl.reclaim.lent_nodes import CASES, Held, snapshot_of
 

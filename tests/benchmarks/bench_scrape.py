@@ -23,7 +23,7 @@ from common.model import JobId
 from common.monitoring.page import renderer
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.metrics.page import make_registry
-from tests.service.cell import Cell, make_spec
+from tests.harness.cluster.coordinator import Cell, make_spec
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -30,7 +30,7 @@ from coordinator.policies.registry import Policy, policy
 from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.stability import after
 from tests.benchmarks.bench_pass import GPUS, Host, settle
-from tests.builders import NOW_S, job_with, make_job_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_snapshot
 
 TENANTS = tuple(f"t{number}" for number in range(10))
 GUARANTEED_RATIO = 0.75

@@ -14,18 +14,16 @@ from common.api import GetStatus, Status, Submit, Submitted
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
 from common.errors import ArylError
-from common.model import JobSpec, WorkerRange
 from coordinator.client import Client
 from coordinator.demo.nats_server import NatsServer
 from coordinator.demo.supervise import Supervisor, Unit
+from tests.harness.builders import make_spec
 
 ROOT = Path(__file__).parents[2]
 CELL = "bench"
 LIMIT_S = 120.0
 ASK_S = 2.0
-SPEC = JobSpec(
-    name="bench", command=("true",), workers=WorkerRange(min=1, max=1), gpus_per_worker=1
-)
+SPEC = make_spec(name="bench", command=("true",), workers=(1, 1), gpus_per_worker=1)
 
 
 class RunningCell:

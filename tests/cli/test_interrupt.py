@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.interrupt import EXIT_INTERRUPTED, EXIT_TERMINATED
-from tests.plugged import distribution
+from tests.harness.plugged import distribution
 
 PATIENCE_S = 60.0
 ENDLESS = """

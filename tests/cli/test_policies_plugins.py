@@ -18,9 +18,9 @@ from coordinator import plugins
 from coordinator.policies import registry
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.registry import POLICIES, policy
-from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.cli.fake_cell import FakeCell, aryl
-from tests.plugged import acme, block, distribution
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot
+from tests.harness.plugged import acme, block, distribution
 from tests.tables import each_row
 
 ROOT = Path(__file__).parents[2]

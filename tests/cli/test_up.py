@@ -21,7 +21,7 @@ from coordinator.cli.up import (
     is_ready_first,
     make_plan,
 )
-from tests.inbox import PATIENCE_S
+from tests.harness.inbox import PATIENCE_S
 from tests.tables import each_row
 
 

@@ -22,7 +22,7 @@ from common.errors import ConfigError
 from common.model import JobChange
 from coordinator.client import AsyncCell, Cell, Client
 from tests.cli.fake_cell import FakeCell, job_row, node_row
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
 
 
 def _cell(of: FakeCell, clock: FakeClock | None = None) -> AsyncCell:

@@ -11,7 +11,7 @@ from common import arrays
 from common.errors import ConfigError
 from common.jobspec import misfit
 from common.model import ArraySpec, CheckpointSpec
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 
 PARTS = st.lists(
     st.tuples(st.integers(0, 200), st.integers(0, 60), st.integers(1, 7)), min_size=1, max_size=6

@@ -14,9 +14,9 @@ from common.errors import Unavailable
 from common.mqttbus import MqttBus, connect_mqtt
 from common.mqttpeers import MqttPeers
 from coordinator.demo.nats_server import NatsServer
-from tests.fakes import FakeBus, FakeNetwork
-from tests.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
-from tests.servers import running_nats
+from tests.harness.fakes import FakeBus, FakeNetwork
+from tests.harness.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
+from tests.harness.servers import running_nats
 
 Pair = tuple[Bus, Bus]
 MQTT = ("mqtt", "nats to mqtt", "mqtt to nats")

@@ -19,8 +19,8 @@ from common.natscalls import round_trip
 from common.natsclient import NatsClient
 from coordinator.cli.session import is_timeout
 from coordinator.demo.nats_server import NatsServer
-from tests.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
-from tests.servers import scripted_nats
+from tests.harness.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
+from tests.harness.servers import scripted_nats
 
 
 @pytest.mark.nats

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from common.log import PlainFormatter, Throttle, set_up
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
 
 
 @pytest.fixture(autouse=True)

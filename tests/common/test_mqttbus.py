@@ -26,9 +26,9 @@ from common.mqttpeers import MqttPeers
 from common.mqttrules import servers_of
 from common.permissions import Login
 from coordinator.demo.nats_server import NatsServer, find_binary
-from tests.fakes import matches
-from tests.inbox import ECHO, PATIENCE_S, Inbox, echo
-from tests.servers import client_url, running_nats
+from tests.harness.fakes import matches
+from tests.harness.inbox import ECHO, PATIENCE_S, Inbox, echo
+from tests.harness.servers import client_url, running_nats
 from tests.tables import each_row
 
 CELL = "c"

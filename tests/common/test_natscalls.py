@@ -10,7 +10,7 @@ from common.bus import BusMessage, NatsBus
 from common.errors import Unavailable
 from common.natscalls import as_unavailable, heeded_cancellation
 from common.subjects import reply_inbox
-from tests.inbox import ECHO, PATIENCE_S, echo
+from tests.harness.inbox import ECHO, PATIENCE_S, echo
 
 
 async def ended(task: asyncio.Task[object]) -> None:

@@ -20,9 +20,9 @@ from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.model import NatsAccess
 from coordinator.demo.nats_server import find_binary
-from tests.fakes import FakeClock
-from tests.inbox import ECHO, PATIENCE_S, echo
-from tests.servers import client_url
+from tests.harness.fakes import FakeClock
+from tests.harness.inbox import ECHO, PATIENCE_S, echo
+from tests.harness.servers import client_url
 
 
 def write_seed(path: Path) -> str:

@@ -19,7 +19,7 @@ from common.natscalls import round_trip
 from common.natsclient import NatsClient
 from common.permissions import Login
 from coordinator.demo.nats_server import find_binary
-from tests.servers import client_url
+from tests.harness.servers import client_url
 
 PATIENCE_S = 60.0
 CELL = "c"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from common import streams, subjects
 from common.errors import ConfigError
 from common.model import Token
-from tests.fakes import matches
+from tests.harness.fakes import matches
 from tests.tables import each_row
 
 TOKENS = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)

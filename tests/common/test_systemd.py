@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common import systemd
-from tests.sockets import short_path
+from tests.harness.sockets import short_path
 
 Receive = Callable[[], str]
 

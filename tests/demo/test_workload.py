@@ -45,8 +45,8 @@ from coordinator.demo.workload import Requests, Workload
 from coordinator.engine.state.accounting import Durations, Figures, ReclaimTimes, figures, plain
 from coordinator.engine.state.tables import ClusterState
 from tests.cli.fake_cell import loan_row, node_row
-from tests.fakeclock import FakeClock
-from tests.fakes import FakeBus
+from tests.harness.fake_clock import FakeClock
+from tests.harness.fakes import FakeBus
 
 FIGURES = Figures(
     jobs_submitted=9,

@@ -19,7 +19,7 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.tables import JobEntry, LoanEntry
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness, state
+from tests.harness.cluster.engine import CHAT, EngineHarness, state
 
 STOP_S = 3.0
 SLOW = Delays(drain_s=5.0, stop_s=STOP_S, device_free_s=1.0, warm_up_s=10.0)
@@ -30,14 +30,14 @@ GRACE = STOP_S * 8
 """And of one that ignores the request to save, from the order to its end."""
 
 
-def lend(harness: Harness, *nodes: str) -> None:
+def lend(harness: EngineHarness, *nodes: str) -> None:
     """Lend nodes and wait until the loans have begun."""
     loans = [Loan(node=NodeName(node), service=CHAT, reason="idle") for node in nodes]
     harness.decide(*loans, lend=True)
     harness.wait(6.0)
 
 
-def running(harness: Harness, *nodes: str, path: str | None = None) -> JobEntry:
+def running(harness: EngineHarness, *nodes: str, path: str | None = None) -> JobEntry:
     """A gang that has run for `RAN_S` on whole nodes."""
     job = harness.submit(workers=(len(nodes), len(nodes)), work_s=1e6, path=path)
     harness.start(job, *nodes)
@@ -45,13 +45,13 @@ def running(harness: Harness, *nodes: str, path: str | None = None) -> JobEntry:
     return job
 
 
-def stop(harness: Harness, job: JobEntry, node: str | None = None) -> None:
+def stop(harness: EngineHarness, job: JobEntry, node: str | None = None) -> None:
     """Order a preemption; with a lent node, for its sake."""
     name = None if node is None else NodeName(node)
     harness.decide(Preempt(job_id=job.job_id, node=name, reason="test"), lend=node is not None)
 
 
-def call_home(harness: Harness, *nodes: str) -> None:
+def call_home(harness: EngineHarness, *nodes: str) -> None:
     """Order reclaims."""
     reclaims = [
         Reclaim(node=NodeName(node), service=CHAT, deadline_s=60.0, reason="load rose")
@@ -61,7 +61,7 @@ def call_home(harness: Harness, *nodes: str) -> None:
 
 
 def says(
-    harness: Harness,
+    harness: EngineHarness,
     job: JobEntry,
     step: int,
     *,
@@ -83,7 +83,7 @@ def says(
     )
 
 
-def gone_report(harness: Harness, job: JobEntry, name: str, **said: Any) -> NodeReported:
+def gone_report(harness: EngineHarness, job: JobEntry, name: str, **said: Any) -> NodeReported:
     """A node's report that its worker of a job is gone, with what it says of it; also of one that
     was given up for lost."""
     node = harness.node(name)
@@ -102,18 +102,18 @@ def gone_report(harness: Harness, job: JobEntry, name: str, **said: Any) -> Node
     )
 
 
-def loan_of(harness: Harness, node: str) -> LoanEntry:
+def loan_of(harness: EngineHarness, node: str) -> LoanEntry:
     """The latest loan of a node."""
     return [loan for loan in harness.engine.state.loans.values() if loan.node == node][-1]
 
 
-def lost(harness: Harness, job: JobEntry) -> float:
+def lost(harness: EngineHarness, job: JobEntry) -> float:
     """What the job lost, where the cell says the same."""
     assert harness.engine.state.counters.preemption_cost_gpu_s == pytest.approx(job.lost_gpu_s)
     return job.lost_gpu_s
 
 
-def given_up(harness: Harness) -> JobEntry:
+def given_up(harness: EngineHarness) -> JobEntry:
     """A preempted job on the lent i0, which died before it said what became of its worker."""
     lend(harness, "i0")
     job = running(harness, "i0")

@@ -10,12 +10,12 @@ from coordinator.engine.state.accounting import figures
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Preempt, Reject, Resize
 from coordinator.service.api import explain_job
-from tests.engine.harness import Harness, start, state
+from tests.harness.cluster.engine import EngineHarness, start, state
 
 
-def harness_of(*tenants: TenantSettings) -> Harness:
+def harness_of(*tenants: TenantSettings) -> EngineHarness:
     """Two nodes, and a policy that knows no tenants."""
-    return Harness(inference=0, settings=EngineSettings(tenants=tenants, min_runtime_s=0.0))
+    return EngineHarness(inference=0, settings=EngineSettings(tenants=tenants, min_runtime_s=0.0))
 
 
 def test_a_start_beyond_a_quota_is_refused() -> None:
@@ -77,7 +77,7 @@ def reject(job_id: JobId) -> Reject:
 
 def test_a_rejected_job_ends_and_says_the_earliest_date() -> None:
     """It has failed, and its error and `explain` name the date; it holds nothing."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.decide(reject(job.job_id))
     assert state(job) == JobState.FAILED
@@ -90,7 +90,7 @@ def test_a_rejected_job_ends_and_says_the_earliest_date() -> None:
 
 def test_a_rejected_job_is_a_figure_of_its_own() -> None:
     """What a live cell reports counts it as submitted and as rejected, and not as failed."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.submit("stays")
     harness.decide(reject(harness.submit("goes").job_id))
     found = figures(harness.engine.state)
@@ -100,7 +100,7 @@ def test_a_rejected_job_is_a_figure_of_its_own() -> None:
 @pytest.mark.parametrize(("at_first", "later"), [(True, False), (False, True)])
 def test_a_promise_is_of_the_first_start(at_first: bool, later: bool) -> None:
     """What is said of later attempts changes nothing: whoever has begun is refused by nobody."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.decide(structs.replace(start(job, "t0"), is_promised=at_first))
     harness.decide(Preempt(job_id=job.job_id, reason="the test says so"))
@@ -111,7 +111,7 @@ def test_a_promise_is_of_the_first_start(at_first: bool, later: bool) -> None:
 
 def test_a_job_that_runs_is_not_rejected() -> None:
     """The decision is refused with a reason and changes nothing."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.start(job, "t0")
     assert harness.refusals(reject(job.job_id)) == ["j does not wait"]
@@ -120,7 +120,7 @@ def test_a_job_that_runs_is_not_rejected() -> None:
 
 def test_a_job_that_was_preempted_is_not_rejected() -> None:
     """Whoever was let in once stays in: only a job that never started can be refused."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.start(job, "t0")
     harness.decide(Preempt(job_id=job.job_id, reason="the test says so"))
@@ -132,5 +132,5 @@ def test_a_job_that_was_preempted_is_not_rejected() -> None:
 
 def test_a_job_that_is_not_there_is_not_rejected() -> None:
     """A stale decision is refused."""
-    harness = Harness()
+    harness = EngineHarness()
     assert harness.refusals(reject(JobId("nobody"))) == ["nobody does not wait"]

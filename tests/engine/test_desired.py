@@ -10,14 +10,14 @@ from coordinator.engine.state.commands import PushDesired
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.sim.run.cluster import Delays, NodeSpec, PretendNode
 from coordinator.sim.run.loop import Loop
-from tests.engine.harness import Harness
+from tests.harness.cluster.engine import EngineHarness
 
 T0 = NodeName("t0")
 
 
 def test_a_node_hears_of_several_changes_of_an_instant_once() -> None:
     """Two gangs are ready at once: the node obeys the last order of the instant, which is whole."""
-    harness = Harness(training=3, delays=Delays(ready_s=60.0))
+    harness = EngineHarness(training=3, delays=Delays(ready_s=60.0))
     for name, other in (("a", "t1"), ("b", "t2")):
         harness.start(harness.submit(name, workers=(2, 2), gpus_per_worker=2), "t0", other)
     heard: list[DesiredState] = []
@@ -37,7 +37,7 @@ def test_a_node_hears_of_several_changes_of_an_instant_once() -> None:
 
 def test_an_order_says_what_is_wanted_when_it_leaves() -> None:
     """A job starts, then is cancelled: an order made after both has the stop and not the start."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit("a", gpus_per_worker=2)
     harness.toggle_deaf(T0)
     harness.start(job, "t0")
@@ -53,7 +53,7 @@ def test_an_order_says_what_is_wanted_when_it_leaves() -> None:
 
 def test_a_worker_is_told_the_same_order_until_its_job_changes() -> None:
     """A node that hears of another job has nothing to do for this one, and sees it at a glance."""
-    harness = Harness(training=2)
+    harness = EngineHarness(training=2)
     first = harness.submit("a", gpus_per_worker=2)
     harness.start(first, "t0")
     before = harness.engine.desired(T0).workers
@@ -69,7 +69,7 @@ def test_a_worker_is_told_the_same_order_until_its_job_changes() -> None:
 
 def test_a_job_that_was_not_marked_has_stale_orders() -> None:
     """Whoever changes what orders say without marking the job is told by the engine's check."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit("a", gpus_per_worker=2)
     harness.start(job, "t0")
     assert harness.engine.desired(T0).workers
@@ -79,7 +79,7 @@ def test_a_job_that_was_not_marked_has_stale_orders() -> None:
 
 def test_a_worker_that_may_run_before_it_is_ready_runs_once_it_is() -> None:
     """Its order is the same one by then, and still has to be carried out."""
-    harness = Harness(training=1)
+    harness = EngineHarness(training=1)
     harness.start(harness.submit("a", gpus_per_worker=2), "t0")
     (order,) = harness.engine.desired(T0).workers
     loop, started = Loop(), list[WorkerKey]()
@@ -109,7 +109,7 @@ def test_a_worker_that_may_run_before_it_is_ready_runs_once_it_is() -> None:
 
 def test_a_holder_that_was_not_marked_is_a_stale_tally() -> None:
     """Whoever gives GPUs away without marking the node is told by the engine's own check."""
-    harness = Harness()
+    harness = EngineHarness()
     assert harness.engine.check() == []
     harness.node("t0").gpus[0].holder = WorkerKey(JobId("x"), 1, 0)
     assert any("stale tally" in fault for fault in harness.engine.check())

@@ -31,8 +31,8 @@ from coordinator.engine.state.events import (
     WorkerFact,
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from tests.builders import make_spec
-from tests.engine.harness import CHAT
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import CHAT
 from tests.policies.counted_calls import calls
 
 JOB = JobId("j1")

@@ -11,7 +11,7 @@ from coordinator.engine.state.events import LeaderStarted, PassDue
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.schedulers.tiresias.policy import Memory
-from tests.engine.scripted_nodes import BlackHole
+from tests.harness.cluster.scripted_nodes import BlackHole
 
 
 def test_what_could_never_run_can_when_a_node_joins() -> None:

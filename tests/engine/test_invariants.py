@@ -14,8 +14,8 @@ from coordinator.engine.nodes.start_failures import MOST
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.contract.decisions import Loan, Placement, Reclaim, Resize
-from tests.engine.harness import CHAT, Harness
-from tests.engine.scripted_nodes import BlackHole
+from tests.harness.cluster.engine import CHAT, EngineHarness
+from tests.harness.cluster.scripted_nodes import BlackHole
 from tests.tables import each_row
 
 T0, GONE = NodeName("t0"), NodeName("gone")
@@ -83,7 +83,7 @@ def more(count: int) -> tuple[Placement, ...]:
 def test_a_growth_beyond_what_a_job_can_use_is_refused() -> None:
     """A decision of a stale picture changes nothing; up to the limit, counted with those that it
     releases, a job grows."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 3), gpus_per_worker=2)
     harness.start(job, "t0")
     harness.wait(10.0)
@@ -101,7 +101,7 @@ def test_a_growth_beyond_what_a_job_can_use_is_refused() -> None:
 
 def test_more_workers_than_a_job_can_use_are_a_fault() -> None:
     """The engine's own check tells of those that count, not of one that was told to stop."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 2), gpus_per_worker=2)
     harness.start(job, "t0", flexible=("t1",))
     harness.wait(10.0)
@@ -115,7 +115,7 @@ def test_more_workers_than_a_job_can_use_are_a_fault() -> None:
 def test_what_is_adopted_is_counted_before_its_end_is() -> None:
     """Of no more jobs than were submitted can be said that they finished, and no more nodes come
     home than were lent."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="r"), lend=True)
     harness.start(harness.submit(workers=(1, 1), work_s=60.0), "t0")
     harness.wait(10.0)
@@ -133,7 +133,7 @@ def test_what_is_adopted_is_counted_before_its_end_is() -> None:
 
 def test_a_job_of_two_ledgers_is_one_job() -> None:
     """Each worker's node tells of it, and it was submitted once."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.start(harness.submit(workers=(2, 2), work_s=60.0), "t0", "t1")
     harness.wait(10.0)
     harness.lose_journal()
@@ -143,7 +143,7 @@ def test_a_job_of_two_ledgers_is_one_job() -> None:
 
 def test_ends_of_what_never_began_are_a_fault() -> None:
     """The engine's own check tells of a counter that was left out."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.submit()
     state = harness.engine.state
     assert figure_faults(state) == []

@@ -16,11 +16,11 @@ from coordinator.policies.contract.job_groups import (
     NOTHING_TO_SAVE,
 )
 from coordinator.policies.contract.snapshot import JobView
-from tests.engine.harness import Harness
 from tests.engine.stopped_jobs import says
+from tests.harness.cluster.engine import EngineHarness
 
 
-def view(harness: Harness, job: JobEntry) -> JobView:
+def view(harness: EngineHarness, job: JobEntry) -> JobView:
     """What a policy sees of a job now."""
     [seen] = [seen for seen in harness.engine.snapshot().jobs if seen.job_id == job.job_id]
     return seen
@@ -28,7 +28,7 @@ def view(harness: Harness, job: JobEntry) -> JobView:
 
 def test_a_job_that_never_started_has_shared_groups() -> None:
     """A long line costs little memory: of its groups a waiting job owns only the estimate."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     seen = view(harness, harness.submit("a", work_s=100.0))
     shared = (
         (seen.nodes, ANY_NODE),
@@ -44,7 +44,7 @@ def test_a_job_that_never_started_has_shared_groups() -> None:
 
 def test_groups_say_what_happened_to_a_job() -> None:
     """While it runs, and while it waits again after a preemption."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     job = harness.submit("a", work_s=1e6)
     harness.start(job, "t0")
     for step in (10, 20):

@@ -12,8 +12,8 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import LeaderStarted, NodeSilent, OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Decision, Loan, Reclaim
-from tests.engine.harness import CHAT, Harness, state
-from tests.engine.scripted_nodes import CODE, N, Reporting, service, settings
+from tests.harness.cluster.engine import CHAT, EngineHarness, state
+from tests.harness.cluster.scripted_nodes import CODE, N, Reporting, service, settings
 
 A = OperatorAction
 
@@ -138,7 +138,7 @@ def test_the_revocation_of_a_loan_that_is_over_changes_nothing() -> None:
 RAN_S = 100.0
 
 
-def lent(harness: Harness, *nodes: str) -> None:
+def lent(harness: EngineHarness, *nodes: str) -> None:
     """Nodes that are on loan."""
     harness.decide(
         *(Loan(node=NodeName(node), service=CHAT, reason="idle") for node in nodes), lend=True
@@ -146,7 +146,7 @@ def lent(harness: Harness, *nodes: str) -> None:
     harness.wait(10.0)
 
 
-def asked(harness: Harness, action: OperatorAction, target: str = "") -> list[Reclaim]:
+def asked(harness: EngineHarness, action: OperatorAction, target: str = "") -> list[Reclaim]:
     """What a person's order takes back."""
     event = OperatorAsked(action=action, by="ops/ada", target=target)
     heard: list[Decision] = []
@@ -156,14 +156,14 @@ def asked(harness: Harness, action: OperatorAction, target: str = "") -> list[Re
     return [decision for decision in heard if isinstance(decision, Reclaim)]
 
 
-def loans(harness: Harness) -> list[LoanEntry]:
+def loans(harness: EngineHarness) -> list[LoanEntry]:
     """In the order in which they were made."""
     return list(harness.engine.state.loans.values())
 
 
 def test_a_revoke_says_what_it_is_predicted_to_cost() -> None:
     """A job that saves nothing loses what it has computed; the loan bears as much."""
-    harness = Harness()
+    harness = EngineHarness()
     lent(harness, "i0")
     job = harness.submit()
     harness.start(job, "i0")
@@ -181,7 +181,7 @@ def test_a_revoke_says_what_it_is_predicted_to_cost() -> None:
 
 def test_a_recall_counts_a_job_on_two_nodes_once() -> None:
     """The first node's order stops it; the second one costs nothing more."""
-    harness = Harness()
+    harness = EngineHarness()
     lent(harness, "i0", "i1")
     job = harness.submit(workers=(2, 2))
     harness.start(job, "i0", "i1")
@@ -195,7 +195,7 @@ def test_a_recall_counts_a_job_on_two_nodes_once() -> None:
 
 def test_flexible_workers_are_released_and_cost_nothing() -> None:
     """The job goes on with its base gang."""
-    harness = Harness()
+    harness = EngineHarness()
     lent(harness, "i0")
     job = harness.submit(workers=(1, 2))
     harness.start(job, "t0", flexible=("i0",))
@@ -207,7 +207,7 @@ def test_flexible_workers_are_released_and_cost_nothing() -> None:
 
 def test_a_gang_that_has_not_run_is_no_preemption() -> None:
     """It waits again and loses nothing, as it is counted when the order is carried out."""
-    harness = Harness()
+    harness = EngineHarness()
     lent(harness, "i0")
     job = harness.submit(workers=(2, 2))
     harness.toggle_deaf(NodeName("t0"))

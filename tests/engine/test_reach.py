@@ -24,8 +24,8 @@ from coordinator.service.api import explain_job
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
 from coordinator.workloads.records import SpeedUp
-from tests.builders import make_spec
-from tests.engine.harness import CHAT, Harness
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import CHAT, EngineHarness
 from tests.policies.counted_calls import calls
 from tests.policies.families import FAMILIES
 from tests.tables import each_row
@@ -96,7 +96,7 @@ def test_a_job_costs_a_policy_no_more_than_the_gpus_that_there_are(name: str) ->
 def test_a_job_is_seen_as_large_as_the_fleet_may_let_it_become() -> None:
     """Nodes that serve count as well, a node that joins lets jobs grow, and a job whose range fits
     is seen as it was submitted."""
-    harness = Harness(training=1, inference=1)
+    harness = EngineHarness(training=1, inference=1)
     _submit(harness.sim, 0, most=100_000)
     _submit(harness.sim, 1, most=12)
     harness.settle()
@@ -112,7 +112,7 @@ def test_a_job_is_seen_as_large_as_the_fleet_may_let_it_become() -> None:
 
 def test_a_multiplier_makes_no_range_longer_than_the_gpus_of_its_type() -> None:
     """A job that takes 64 workers for one is seen with no more workers of the type than fit."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     _submit(harness.sim, 0, most=100_000, gpu=GpuRequest(worker_multiplier={"H100": 64}))
     harness.settle()
     (job,) = harness.engine.snapshot().jobs

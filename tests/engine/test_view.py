@@ -13,14 +13,14 @@ from coordinator.engine.state.tables import ClusterState, JobEntry, WorkerEntry
 from coordinator.policies.contract.decisions import Allocation
 from coordinator.policies.contract.seasonal_load import Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot
-from tests.engine.harness import CHAT, Harness
-from tests.engine.scripted_nodes import BlackHole
 from tests.engine.stopped_jobs import says
+from tests.harness.cluster.engine import CHAT, EngineHarness
+from tests.harness.cluster.scripted_nodes import BlackHole
 
 
-def running() -> Harness:
+def running() -> EngineHarness:
     """A job that has run for a while, and that something was said of since the last pass."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     job = harness.submit("a", work_s=1e6)
     harness.start(job, "t0")
     harness.wait(5.0)
@@ -121,7 +121,7 @@ def test_of_two_the_one_is_released_whose_gpu_comes_free() -> None:
 
 def test_the_season_of_a_load_reaches_policies_and_outlives_a_restart() -> None:
     """Each measured load is learned, the snapshot has it, and the kept state gives it back."""
-    harness, season = Harness(), Season()
+    harness, season = EngineHarness(), Season()
     engine = harness.engine
     for step in range(200):
         at_s, load = 600.0 * step, 10.0 + step % 7

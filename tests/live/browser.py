@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.sockets import short_path
+from tests.harness.sockets import short_path
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (

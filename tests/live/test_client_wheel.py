@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.demo.plan import CELL
-from tests.live.cell.harness import running_cell
+from tests.harness.live.cell import running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]

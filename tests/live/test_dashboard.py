@@ -17,8 +17,8 @@ from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import CELL
 from coordinator.plain_text import duration
 from tests.cli.fake_cell import job_row, node_row
+from tests.harness.live.cell import LiveHarness, running_cell
 from tests.live.browser import CHROMIUM, Browser, chromium
-from tests.live.cell.harness import Harness, running_cell
 from tests.web.test_server import cell as answers
 from tests.web.test_server import site
 
@@ -39,7 +39,9 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bro
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Harness, str]]:
+async def harness(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[tuple[LiveHarness, str]]:
     """A cell that lends, and `aryl web` of it as a process of its own; the cell and the URL."""
     directory = tmp_path_factory.mktemp("cell")
     async with (
@@ -50,7 +52,7 @@ async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 
 @contextlib.asynccontextmanager
-async def served(harness: Harness) -> AsyncIterator[str]:
+async def served(harness: LiveHarness) -> AsyncIterator[str]:
     """`aryl web` of a cell, for the block; its URL as it prints it."""
     options = ("--nats-url", harness.cell.nats.url, "--cell", CELL)
     web = await asyncio.create_subprocess_exec(
@@ -69,7 +71,7 @@ async def served(harness: Harness) -> AsyncIterator[str]:
 
 
 async def test_a_person_sees_the_fleet_and_nothing_comes_from_elsewhere(
-    harness: tuple[Harness, str], browser: Browser
+    harness: tuple[LiveHarness, str], browser: Browser
 ) -> None:
     """Every node with its role, at both sizes and in both schemes; all comes from its server."""
     cell, url = harness
@@ -93,7 +95,7 @@ async def test_a_person_sees_the_fleet_and_nothing_comes_from_elsewhere(
 
 
 async def test_lengths_of_time_read_as_in_the_terminal(
-    harness: tuple[Harness, str], browser: Browser
+    harness: tuple[LiveHarness, str], browser: Browser
 ) -> None:
     """The browser counts on from instants, in the words of `aryl top`."""
     _, url = harness
@@ -106,7 +108,7 @@ async def test_lengths_of_time_read_as_in_the_terminal(
 
 
 async def test_a_person_sees_why_a_job_waits_and_how_a_node_comes_home(
-    harness: tuple[Harness, str], browser: Browser
+    harness: tuple[LiveHarness, str], browser: Browser
 ) -> None:
     """A job waits for a reason, another runs on a lent node, which counts down when revoked."""
     cell, url = harness
@@ -140,7 +142,7 @@ async def test_a_person_sees_why_a_job_waits_and_how_a_node_comes_home(
 
 
 async def test_a_person_follows_a_job_by_the_keyboard_and_its_log_is_text(
-    harness: tuple[Harness, str], browser: Browser
+    harness: tuple[LiveHarness, str], browser: Browser
 ) -> None:
     """From its link by Enter to its time line, saves and log; markup in the log is text."""
     cell, url = harness
@@ -173,7 +175,7 @@ async def test_a_person_follows_a_job_by_the_keyboard_and_its_log_is_text(
 
 
 async def test_a_person_sees_that_no_coordinator_answers(
-    harness: tuple[Harness, str], browser: Browser
+    harness: tuple[LiveHarness, str], browser: Browser
 ) -> None:
     """The page says so and keeps what it shows, and is live again with the next leader."""
     cell, url = harness

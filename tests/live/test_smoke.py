@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.model import JobState, NodeRole
-from tests.live.cell.harness import running_cell
+from tests.harness.live.cell import running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.smoke]
 

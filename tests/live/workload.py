@@ -20,9 +20,9 @@ from common.model import (
     CheckpointSpec,
     JobSpec,
     RetrySpec,
-    WorkerRange,
 )
 from coordinator.client import ApiRefused, Client
+from tests.harness.builders import make_spec
 from tests.live.recording import Job
 
 log = logging.getLogger(__name__)
@@ -163,11 +163,11 @@ class Workload:
     def _spec(self, name: str, shape: Shape) -> JobSpec:
         work_s = self._rng.uniform(*shape.work_s)
         options = (f"--work-s={work_s:.1f}", "--step-s=0.1", "--save-s=0.1", "--save-every-s=2")
-        return JobSpec(
+        return make_spec(
             name=name,
             command=(sys.executable, "-S", str(WORKER), *options),
             env={"BEATS": str(self._beats_dir)},
-            workers=WorkerRange(min=shape.workers[0], max=shape.workers[1]),
+            workers=shape.workers,
             gpus_per_worker=shape.gpus,
             expected_runtime_s=min(work_s, 600.0),
             retry=RetrySpec(max_restarts=MANY_RESTARTS, on_exit_codes=ENDS),

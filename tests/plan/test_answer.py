@@ -46,9 +46,9 @@ from coordinator.policies.contract.decisions import Decision
 from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import Delays
 from coordinator.workloads.shaping import linear
-from tests.builders import make_spec
 from tests.draws import pick, whole
-from tests.engine.harness import CHAT, Harness
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import CHAT, EngineHarness
 from tests.properties.test_engine_safety import Op, often, perform, steps
 from tests.tables import each_row
 
@@ -96,7 +96,7 @@ class Array(NamedTuple):
     gate: str = ""
 
 
-def submit_array(cell: Harness, name: str, array: Array) -> None:
+def submit_array(cell: EngineHarness, name: str, array: Array) -> None:
     """Submit an array; each task has its work, as a job has that is added."""
     fields: dict[str, Any] = {}
     if array.gate == "after":
@@ -122,12 +122,12 @@ def submit_array(cell: Harness, name: str, array: Array) -> None:
     cell.sim.handle(JobSubmitted(job_id=JobId(name), spec=spec, tenant="trace", user="u"))
 
 
-def lived(name: str, ops: list[Op], delays: Delays, arrays: list[Array]) -> Harness:
+def lived(name: str, ops: list[Op], delays: Delays, arrays: list[Array]) -> EngineHarness:
     """A cell after a story, with loans under way and nodes that are silent; a policy takes over."""
     service = ServiceSettings(
         name=CHAT, capacity_per_node=10.0, mode=Mode.ACT, reclaim_deadline_s=300.0, min_serving=0
     )
-    cell = Harness(
+    cell = EngineHarness(
         delays=delays,
         settings=EngineSettings(policy=name, services=(service,), min_runtime_s=0.0),
     )
@@ -295,7 +295,9 @@ def test_whatever_is_under_way_comes_to_its_end_in_a_plan() -> None:
         report_s=1.0, ready_s=3.0, start_s=2.0, stop_s=4.0, drain_s=3.0, device_free_s=3.0,
         warm_up_s=4.0,
     )  # fmt: skip
-    cell = Harness(delays=slow, settings=EngineSettings(services=(service,), min_runtime_s=0.0))
+    cell = EngineHarness(
+        delays=slow, settings=EngineSettings(services=(service,), min_runtime_s=0.0)
+    )
     cell.engine.policy = policy("aryl")
     cell.sim.handle(LoadMeasured(service=CHAT, load=0.0))
     for name in "abcd":
@@ -327,7 +329,7 @@ def test_whatever_is_under_way_comes_to_its_end_in_a_plan() -> None:
 def test_a_drain_at_an_instant_is_played_until_the_node_is_empty() -> None:
     """A node without work until then is not empty before, and what is there then is stopped then:
     as the cell then has it."""
-    cell = Harness(inference=0, settings=EngineSettings(policy="fifo"))
+    cell = EngineHarness(inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     asked: dict[str, Any] = {"kind": PlanKind.DRAIN, "target": "t0", "in_s": 300.0}
     idle = plan(cell.engine, **asked)
@@ -351,7 +353,7 @@ def test_a_drain_at_an_instant_is_played_until_the_node_is_empty() -> None:
 
 def test_a_job_starts_when_and_where_the_plan_says() -> None:
     """In a cell whose jobs run as long as they declare, the plan's start is the real one."""
-    cell = Harness(inference=0, settings=EngineSettings(policy="fifo"))
+    cell = EngineHarness(inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     for name, work_s in (("a", 500.0), ("b", 900.0)):
         cell.submit(name, work_s=work_s)
@@ -379,7 +381,7 @@ def test_a_task_starts_when_the_plan_says() -> None:
 
     An array in question starts with its first task.
     """
-    cell = Harness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell = EngineHarness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     submit_array(cell, "a", Array(tasks=6, throttle=1))
     cell.wait(10.0)
@@ -402,7 +404,7 @@ def test_a_task_starts_when_the_plan_says() -> None:
 
 def test_a_job_that_waits_starts_when_its_plan_says() -> None:
     """Asked for by its id or as one of the queue, it has this start in the plan, and no change."""
-    cell = Harness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell = EngineHarness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     for name, work_s in (("a", 500.0), ("b", 300.0)):
         cell.submit(name, work_s=work_s)
@@ -432,7 +434,7 @@ def test_a_job_that_waits_starts_when_its_plan_says() -> None:
 
 def test_a_queue_is_played_until_the_next_task_of_each_array_starts() -> None:
     """Also where nothing else waits: its other tasks run, or it waits for another job."""
-    cell = Harness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell = EngineHarness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     submit_array(cell, "a", Array(tasks=3, throttle=1))
     cell.wait(10.0)
@@ -453,7 +455,7 @@ def test_a_queue_is_played_until_the_next_task_of_each_array_starts() -> None:
 
 def test_a_plan_that_its_limit_ends_says_which_option_gives_it_more() -> None:
     """The option stands before the command."""
-    cell = Harness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell = EngineHarness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     for name in ("a", "b"):
         cell.submit(name, work_s=500.0)
@@ -479,7 +481,7 @@ GATED: dict[str, tuple[JobSpec, str]] = {
 @each_row("why", GATED)
 def test_a_plan_ends_where_only_jobs_wait_that_cannot_start(why: str) -> None:
     """Held jobs, those behind them and those beyond the fleet are not waited for."""
-    cell = Harness(training=1, inference=0, settings=EngineSettings(policy="fifo-skip"))
+    cell = EngineHarness(training=1, inference=0, settings=EngineSettings(policy="fifo-skip"))
     cell.engine.policy = policy("fifo-skip")
     for waiting in (HELD, LARGE):
         job_id = JobId(waiting.name)
@@ -502,7 +504,7 @@ def test_a_plan_ends_where_only_jobs_wait_that_cannot_start(why: str) -> None:
 
 def test_a_job_after_one_that_has_ended_starts_in_its_plan() -> None:
     """The plan knows the end of the jobs that its job names, as the submission does."""
-    cell = Harness(inference=0, settings=EngineSettings(policy="fifo"))
+    cell = EngineHarness(inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     ended = cell.submit("a", work_s=50.0)
     cell.sim.ask_pass()
@@ -525,7 +527,7 @@ def test_a_job_after_one_that_has_ended_starts_in_its_plan() -> None:
 
 def test_who_pays_for_a_drain_is_named() -> None:
     """The job on the node is stopped with its loss, and starts again where the plan says so."""
-    cell = Harness(inference=0, settings=EngineSettings(policy="fifo", min_runtime_s=0.0))
+    cell = EngineHarness(inference=0, settings=EngineSettings(policy="fifo", min_runtime_s=0.0))
     cell.engine.policy = policy("fifo")
     job = cell.submit("a", work_s=500.0)
     cell.sim.ask_pass()
@@ -546,7 +548,7 @@ def test_who_pays_for_a_drain_is_named() -> None:
 
 def test_a_job_behind_one_without_an_estimate_has_no_start() -> None:
     """Where only the default would say the end of the jobs that run, the start is unknown."""
-    cell = Harness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell = EngineHarness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     spec = make_spec("mute", gpus_per_worker=8, expected_runtime_s=None)
     cell.sim.runtime.add(JobId("mute"), work_s=1e9, speedup=linear(spec.workers), gpus_per_worker=8)
@@ -568,7 +570,7 @@ def test_a_job_behind_one_without_an_estimate_has_no_start() -> None:
 
 def test_a_job_without_an_estimate_ends_by_its_time_limit() -> None:
     """The plan knows the start behind it, and names the limit as the source."""
-    cell = Harness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell = EngineHarness(training=1, inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     spec = make_spec("mute", gpus_per_worker=8, expected_runtime_s=None, time_limit_s=300.0)
     cell.sim.runtime.add(JobId("mute"), work_s=1e9, speedup=linear(spec.workers), gpus_per_worker=8)

@@ -33,8 +33,8 @@ from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.outages import Crash
 from coordinator.workloads.shaping import linear
-from tests.builders import make_spec
-from tests.engine.harness import CHAT, Harness
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import CHAT, EngineHarness
 
 Records = list[tuple[int, Record]]
 SERVICE = ServiceSettings(
@@ -57,7 +57,7 @@ class Recorded:
         settings = EngineSettings(policy=name, services=(SERVICE,) if services else ())
         settings = replace(settings, min_runtime_s=0.0)
         self.records: Records = []
-        self.cell = Harness(
+        self.cell = EngineHarness(
             training=training,
             inference=2 if services else 0,
             settings=settings,

@@ -10,7 +10,13 @@ from common.model import JobState
 from coordinator.policies.contract.decisions import Allocation, Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView, TenantView
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 GB = 10**9
 

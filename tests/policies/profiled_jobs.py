@@ -14,7 +14,7 @@ from coordinator.policies.aryl.scaling import give_back, share_flexible
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     make_job_view,
     make_node_view,
     make_service_view,

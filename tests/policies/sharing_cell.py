@@ -19,7 +19,7 @@ from coordinator.policies.contract.decisions import Decision
 from coordinator.sim.run.cluster import Delays, NodeSpec
 from coordinator.sim.run.runtime import RunRules
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 
 SLICE_S = 60.0
 DELAYS = Delays(report_s=0.5, ready_s=1.0, start_s=5.0, suspend_s=0.5, resume_s=0.5, stop_s=5.0)

@@ -16,8 +16,8 @@ from coordinator.policies.contract.decisions import (
     Start,
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import together
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 
 A8 = TenantView(name="a", guarantee_gpus=8)

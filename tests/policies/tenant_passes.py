@@ -21,8 +21,8 @@ from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.sim.run.cluster import Delays, NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_spec
 from tests.draws import pick
+from tests.harness.builders import make_spec
 
 NODE_GPUS = 8
 

@@ -19,7 +19,8 @@ from coordinator.policies.parts.resource_vectors import Bins
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.giveback import left_by
 from coordinator.policies.tenants.gpu_flow import Flow, Left
-from tests.builders import (
+from tests.draws import pick, whole, yes_or_no
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -27,7 +28,6 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import pick, whole, yes_or_no
 from tests.policies.aryl.lending.test_odds import HOUR_S, cell, needed
 from tests.policies.aryl.lending.test_odds import job as of_whole_nodes
 from tests.policies.aryl.test_scaling import counts, nodes_of, phase_2, running

@@ -13,7 +13,7 @@ from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.parts.pooling import Pool, chosen_types
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.pollux.genetic_search import Problem, SearchKnobs
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

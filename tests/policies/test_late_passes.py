@@ -9,7 +9,7 @@ from common.model import JobState
 from coordinator.policies.contract.decisions import Allocation, Decision, Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -10,7 +10,7 @@ from common.model import Mode, NodeRole
 from coordinator.policies.contract.decisions import Loan, Reclaim, Recommend, Resize
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import POLICIES, policy
-from tests.builders import (
+from tests.harness.builders import (
     make_cluster,
     make_job_view,
     make_node_view,

@@ -8,7 +8,7 @@ from coordinator.engine.state.events import Event, LoadMeasured, OperatorAction,
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness
+from tests.harness.cluster.engine import CHAT, EngineHarness
 from tests.policies.families import FAMILIES
 from tests.tables import each_row
 
@@ -28,11 +28,11 @@ LIMITS_S = (150.0,) * 4 + (None, 100.0, 900.0, 200.0, None, 250.0)
 DELAYS = Delays(start_s=1.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 
 
-def busy(name: str) -> tuple[Harness, list[str]]:
+def busy(name: str) -> tuple[EngineHarness, list[str]]:
     """A cell under a policy, with a window of `t0` and jobs of several limits, rigid and elastic,
     more than it has room for; and the list of all that the engine refuses for the window.
     """
-    harness, refused = Harness(inference=0, delays=DELAYS), list[str]()
+    harness, refused = EngineHarness(inference=0, delays=DELAYS), list[str]()
     harness.engine.policy = policy(name)
     close(harness, "t0")
     real = harness.engine.handle
@@ -54,7 +54,7 @@ def busy(name: str) -> tuple[Harness, list[str]]:
     return harness, refused
 
 
-def close(harness: Harness, node: str, in_s: float = IN_S) -> None:
+def close(harness: EngineHarness, node: str, in_s: float = IN_S) -> None:
     """An operator orders the window."""
     harness.sim.handle(
         OperatorAsked(action=OperatorAction.DRAIN_AT, by="ops/me", target=node, in_s=in_s)
@@ -95,7 +95,7 @@ def test_every_policy_has_its_loans_home_before_a_window(name: str) -> None:
     """The nodes are lent to jobs that wait, whatever their limits; the one that closes is recalled
     in time by the usual way, told why, and is lent to nobody after that. Its sister stays lent.
     """
-    harness = Harness(training=1, inference=3, delays=DELAYS, settings=settings_of(name))
+    harness = EngineHarness(training=1, inference=3, delays=DELAYS, settings=settings_of(name))
     harness.engine.policy = policy(name)
     for number in range(6):
         harness.submit(f"j{number}", work_s=5000.0)
@@ -127,7 +127,7 @@ def test_a_service_has_what_it_needs_when_its_nodes_close(
 ) -> None:
     """A node that closes soon counts as gone: nothing is lent on it, and a lent node that stays
     open is home when it closes, even in a cell without any other event."""
-    harness = Harness(training=1, inference=3, delays=DELAYS, settings=settings_of(name))
+    harness = EngineHarness(training=1, inference=3, delays=DELAYS, settings=settings_of(name))
     harness.engine.policy = policy(name)
     for number in range(6):
         harness.submit(f"j{number}", work_s=5000.0)
@@ -153,7 +153,7 @@ def test_a_service_has_what_it_needs_when_its_nodes_close(
     assert harness.engine.check() == []
 
 
-def lend(harness: Harness, *, until_s: float) -> None:
+def lend(harness: EngineHarness, *, until_s: float) -> None:
     """The service has no load, and loan passes come every 20 seconds."""
     while harness.sim.loop.now_s < until_s:
         harness.sim.handle(LoadMeasured(service=CHAT, load=0.0))

@@ -22,7 +22,7 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import (
     Yardstick,
     measures,
 )
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -23,10 +23,10 @@ from coordinator.policies.schedulers.philly.gang_reservation import Attempted
 from coordinator.policies.schedulers.themis.finish_time_fairness import Attendance
 from coordinator.policies.schedulers.tiresias.queues import Line, QueueKnobs, QueueMemory, Queues
 from coordinator.policies.tenants.attempts import without
-from tests.builders import NOW_S, job_with, make_job_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_snapshot
+from tests.harness.served import cell
+from tests.harness.served import served_job as job
 from tests.policies.tenant_passes import Asked, Cell
-from tests.served import cell
-from tests.served import served_job as job
 
 
 def hidden(snapshot: ClusterSnapshot, *names: str) -> ClusterSnapshot:

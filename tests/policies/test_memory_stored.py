@@ -23,7 +23,13 @@ from coordinator.policies import schedulers
 from coordinator.policies.contract.decisions import Reject
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.registry import POLICIES
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.tables import each_row
 
 STORED = Path(__file__).parents[1] / "data" / "memory"

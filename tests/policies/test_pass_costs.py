@@ -13,7 +13,7 @@ from common.model import NodeRole
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import policy
 from tests.benchmarks.bench_pass import make_cluster as bench_cluster
-from tests.builders import (
+from tests.harness.builders import (
     make_cluster,
     make_job_view,
     make_node_view,

@@ -9,7 +9,13 @@ from common.model import JobState
 from coordinator.policies.contract.decisions import Allocation
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import POLICIES, Policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.strategies import snapshots
 
 ARYL = POLICIES["aryl"]

@@ -10,7 +10,7 @@ from common.model import JobState
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import POLICIES, policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

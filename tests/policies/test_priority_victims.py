@@ -19,8 +19,14 @@ from coordinator.policies.contract.decisions import Preempt, Reclaim, Start
 from coordinator.policies.contract.snapshot import JobView, NodeView, TenantView
 from coordinator.policies.registry import policy
 from coordinator.policies.tenants.reclaim import given_back
-from tests.builders import job_with, make_cluster, make_job_view, make_service_view, make_snapshot
 from tests.draws import pick, whole
+from tests.harness.builders import (
+    job_with,
+    make_cluster,
+    make_job_view,
+    make_service_view,
+    make_snapshot,
+)
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell

@@ -22,7 +22,7 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import COMPARED, POLICIES, bundle, policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_cluster,

@@ -19,7 +19,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, LoadSample
 from coordinator.policies.knobs import known, values
 from coordinator.policies.registry import policy
 from coordinator.service.settings import CoordinatorSettings, check
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_cluster,

@@ -10,7 +10,7 @@ from common.model import JobId, JobState, Mode, NodeName, Pool, ServiceName
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.sim.run.cluster import Delays, NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 from tests.policies.families import FAMILIES
 from tests.tables import each_row
 

@@ -12,7 +12,7 @@ from common.model import JobId, JobState, NodeRole, Preemptibility
 from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.contract.snapshot import JobView, NodeView
 from coordinator.policies.registry import POLICIES, policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -11,7 +11,7 @@ from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.pooling import pools
 from coordinator.policies.registry import policy as bundle
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.sharing_cell import DELAYS, Cell
 from tests.tables import each_row
 

@@ -13,7 +13,7 @@ from coordinator.policies.parts.grants import Grant, carry_out
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.reasons import stopped_for
 from coordinator.policies.tenants.reclaim import given_back
-from tests.builders import NOW_S, job_with, make_cluster, make_service_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_cluster, make_service_view, make_snapshot
 from tests.policies import tenant_books as books
 from tests.policies.machines import cell, job, machine
 from tests.tables import each_row

@@ -18,7 +18,7 @@ from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

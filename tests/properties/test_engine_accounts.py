@@ -11,15 +11,15 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.service.history.usage_sum import Totals
 from coordinator.sim.run.cluster import Delays
 from tests.draws import whole
-from tests.engine.harness import Harness
 from tests.engine.state.test_usage import amounts, total
+from tests.harness.cluster.engine import EngineHarness
 from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
 
 BEGUN = ("gang_ready -> ",)
 OVER = ("vacated -> ", "succeed -> ", "fail -> ", "cancel -> ")
 
 
-def jobs_loans_and_the_cell_agree_on_what_was_lost(harness: Harness) -> None:
+def jobs_loans_and_the_cell_agree_on_what_was_lost(harness: EngineHarness) -> None:
     """The cell lost what its jobs lost, and loans bear a part of that."""
     cell = harness.engine.state
     whole_s = cell.counters.preemption_cost_gpu_s
@@ -28,7 +28,7 @@ def jobs_loans_and_the_cell_agree_on_what_was_lost(harness: Harness) -> None:
     assert -1e-6 <= borne <= whole_s + 1e-6
 
 
-def ran_s(harness: Harness, job: JobEntry) -> float:
+def ran_s(harness: EngineHarness, job: JobEntry) -> float:
     """How long its attempts ran, each until its last worker was gone, by its story."""
     total_s, since_s = 0.0, None
     for line in harness.engine.state.stories:
@@ -41,7 +41,7 @@ def ran_s(harness: Harness, job: JobEntry) -> float:
     return total_s if since_s is None else total_s + harness.sim.loop.now_s - since_s
 
 
-def a_job_waits_or_runs_at_every_instant(harness: Harness) -> None:
+def a_job_waits_or_runs_at_every_instant(harness: EngineHarness) -> None:
     """From submission to its end, or to now: queueing and the attempts that ran, and nothing
     twice."""
     now_s = harness.sim.loop.now_s
@@ -64,7 +64,7 @@ def values(row: Totals) -> list[float]:
     ]
 
 
-def the_intervals_add_up_to_the_counters_of_the_cell(harness: Harness, share: int) -> None:
+def the_intervals_add_up_to_the_counters_of_the_cell(harness: EngineHarness, share: int) -> None:
     """GPUs held, lent and lost, and the time in the queue, are those of the figures; and a report
     of two spans is as much as one of both."""
     harness.engine.handle(
@@ -92,7 +92,7 @@ def the_intervals_add_up_to_the_counters_of_the_cell(harness: Harness, share: in
 def test_every_account_of_a_cell_adds_up(ops: list[Op], delays: Delays, share: int) -> None:
     """Losses agree after each step; at the end each job waited or ran all the time, and the
     intervals of the history are the counters of the cell."""
-    harness = Harness(delays=delays)
+    harness = EngineHarness(delays=delays)
     for op in ops:
         perform(harness, op)
         jobs_loans_and_the_cell_agree_on_what_was_lost(harness)

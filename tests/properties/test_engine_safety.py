@@ -36,7 +36,7 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.sim.run.cluster import Delays
 from tests.draws import words
-from tests.engine.harness import CHAT, Harness
+from tests.harness.cluster.engine import CHAT, EngineHarness
 
 CALM_S = 20.0
 """Virtual time in which reports, stops and starts that are under way come to their end.
@@ -119,7 +119,7 @@ DELAYS = st.builds(
 )
 
 
-def perform(harness: Harness, op: Op) -> None:
+def perform(harness: EngineHarness, op: Op) -> None:
     """Carry out one random step."""
     if op.what in ("submit", "start", "swap", "resize", "preempt", "cancel", "loan", "reclaim"):
         decide(harness, op)
@@ -128,14 +128,14 @@ def perform(harness: Harness, op: Op) -> None:
     harness.settle()
 
 
-def choose(harness: Harness, number: int, *states: JobState) -> JobEntry | None:
+def choose(harness: EngineHarness, number: int, *states: JobState) -> JobEntry | None:
     """A job in one of the states, or now and then any job at all."""
     jobs = list(harness.engine.state.jobs.values())
     fitting = jobs if number == 9 else [job for job in jobs if job.state in states]
     return fitting[number % len(fitting)] if fitting else None
 
 
-def decide(harness: Harness, op: Op) -> None:
+def decide(harness: EngineHarness, op: Op) -> None:
     """What a policy or a user might say, right or wrong; neither looks at what is free."""
     node = NODES[op.b % len(NODES)]
     active = (JobState.RUNNING, JobState.STARTING, JobState.RESIZING)
@@ -186,7 +186,7 @@ def decide(harness: Harness, op: Op) -> None:
             pass
 
 
-def any_start(harness: Harness, job: JobEntry, op: Op) -> Start:
+def any_start(harness: EngineHarness, job: JobEntry, op: Op) -> Start:
     """The base gang on one or two nodes, most often on nodes that might take it."""
     wild = op.c == 9
     roles = (NodeRole.TRAINING, NodeRole.ON_LOAN)
@@ -208,7 +208,7 @@ def any_start(harness: Harness, job: JobEntry, op: Op) -> Start:
     )
 
 
-def happen(harness: Harness, op: Op, node: NodeName) -> None:
+def happen(harness: EngineHarness, op: Op, node: NodeName) -> None:
     """What the world does by itself."""
     pretend = harness.sim.nodes[node]
     match op.what:
@@ -247,7 +247,7 @@ def happen(harness: Harness, op: Op, node: NodeName) -> None:
             pass
 
 
-def no_gpu_holds_two_exclusive_workers(harness: Harness) -> None:
+def no_gpu_holds_two_exclusive_workers(harness: EngineHarness) -> None:
     """On the nodes themselves: no two processes on one GPU, not even while one is ending."""
     for node in harness.sim.nodes.values():
         on_gpu: dict[str, WorkerKey] = {}
@@ -265,7 +265,7 @@ class Placed:
     def __init__(self) -> None:
         self._seen: set[WorkerKey] = set()
 
-    def nothing_starts_on_a_node_that_its_job_may_not_use(self, harness: Harness) -> None:
+    def nothing_starts_on_a_node_that_its_job_may_not_use(self, harness: EngineHarness) -> None:
         """A worker that is new has a node with the label that its job requires, and none with one
         that it excludes.
         """
@@ -287,7 +287,7 @@ class Gangs:
     A base worker is one whose order is not flexible; a gang has as many as its job's minimum.
     """
 
-    def __init__(self, harness: Harness) -> None:
+    def __init__(self, harness: EngineHarness) -> None:
         self._harness = harness
         self._were_ready: dict[tuple[JobId, int], set[WorkerKey]] = {}
         self._adopted: set[tuple[JobId, int]] = set()
@@ -350,7 +350,7 @@ class Windows:
     A worker is new on a node when an event gives it to its job; by then the window was ordered.
     """
 
-    def __init__(self, harness: Harness) -> None:
+    def __init__(self, harness: EngineHarness) -> None:
         self._harness = harness
         self._known = self._workers()
         self._begin_at_s = self._instants()
@@ -394,7 +394,7 @@ class Windows:
         self._begin_at_s = self._instants()
 
 
-def calm_down(harness: Harness) -> None:
+def calm_down(harness: EngineHarness) -> None:
     """No more faults: every node is there and hears, and time for what is under way."""
     for name, node in harness.sim.nodes.items():
         if name in harness.deaf:
@@ -405,7 +405,7 @@ def calm_down(harness: Harness) -> None:
     harness.wait(CALM_S)
 
 
-def no_attempt_runs_beside_a_newer_one(harness: Harness) -> None:
+def no_attempt_runs_beside_a_newer_one(harness: EngineHarness) -> None:
     """Two attempts of one job never compute at the same time."""
     running: dict[JobId, set[int]] = {}
     for node in harness.sim.nodes.values():
@@ -414,7 +414,7 @@ def no_attempt_runs_beside_a_newer_one(harness: Harness) -> None:
     assert all(len(attempts) == 1 for attempts in running.values()), running
 
 
-def no_cancelled_job_computes(harness: Harness) -> None:
+def no_cancelled_job_computes(harness: EngineHarness) -> None:
     """A cancel that is over has ended every worker: what may run on a silent node is waited for."""
     known = harness.engine.state.jobs
     over = {name for name, job in known.items() if job.state == JobState.CANCELLED}
@@ -432,7 +432,7 @@ def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: D
 
     A gang that a fault has torn is ended once its nodes are heard: none goes on in part.
     """
-    harness = Harness(delays=delays, gang_ready_timeout_s=30.0)
+    harness = EngineHarness(delays=delays, gang_ready_timeout_s=30.0)
     gangs, placed, windows = Gangs(harness), Placed(), Windows(harness)
     windows.watch()
     for op in ops:
@@ -456,7 +456,7 @@ def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: D
 def test_a_journal_replays_to_identical_decisions_and_state(ops: list[Op]) -> None:
     """What entered the engine, entered again, gives the same bytes."""
     journal: list[tuple[float, Event, Outcome]] = []
-    harness = Harness()
+    harness = EngineHarness()
     real = harness.engine.handle
 
     def recording(event: Event, *, now_s: float) -> Outcome:

@@ -19,7 +19,7 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.sim.run.cluster import Delays
 from tests.draws import words, yes_or_no
-from tests.engine.harness import Harness, start
+from tests.harness.cluster.engine import EngineHarness, start
 
 NODES = ("t0", "t1")
 DELAYS = Delays(report_s=0.5, ready_s=1.0, start_s=2.0, suspend_s=0.5, resume_s=0.5, stop_s=3.0)
@@ -56,7 +56,7 @@ class Play:
     """One random life."""
 
     def __init__(self, *, has_delays: bool) -> None:
-        self.harness = Harness(inference=0, delays=DELAYS if has_delays else None)
+        self.harness = EngineHarness(inference=0, delays=DELAYS if has_delays else None)
         self.harness.wait(2.0)
         names = [f"j{number}" for number in range(6)]
         for number, name in enumerate(names):

@@ -11,7 +11,7 @@ from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import Policy
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness, state
+from tests.harness.cluster.engine import EngineHarness, state
 from tests.properties.safety import every_policy, often, settle
 
 
@@ -32,7 +32,7 @@ def test_no_policy_starts_a_part_of_a_gang(policy: Policy, snapshot: ClusterSnap
 
 def test_nobody_runs_before_every_node_of_the_gang_is_ready() -> None:
     """While one node is not ready, no order of the gang says run."""
-    harness = Harness(delays=Delays(ready_s=10.0))
+    harness = EngineHarness(delays=Delays(ready_s=10.0))
     job = harness.submit(workers=(2, 2))
     harness.start(job, "t0", "t1")
     harness.wait(5.0)
@@ -47,7 +47,7 @@ def test_nobody_runs_before_every_node_of_the_gang_is_ready() -> None:
 
 def test_one_failed_worker_stops_the_rest_of_its_gang() -> None:
     """No GPU stays with a gang that is not whole."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(2, 2))
     harness.start(job, "t0", "t1")
     harness.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 1)

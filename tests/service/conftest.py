@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import running_nats
+from tests.harness.servers import running_nats
 from tests.service.places import JetStream, Memory, Place
 
 

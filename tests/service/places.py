@@ -19,8 +19,15 @@ from coordinator.service.journal.snapshot_stream import Snapshots
 from coordinator.service.leadership import jetstream_key
 from coordinator.service.leadership.lease import KeyPort
 from coordinator.service.ports import JournalPort, LeasePort, Lost, SnapshotsPort
-from tests.fakes import FakeClock, Foreign, MemoryJournal, MemoryKey, MemorySnapshots, memory_lease
-from tests.inbox import PATIENCE_S
+from tests.harness.fakes import (
+    FakeClock,
+    Foreign,
+    MemoryJournal,
+    MemoryKey,
+    MemorySnapshots,
+    memory_lease,
+)
+from tests.harness.inbox import PATIENCE_S
 
 CELL = "c"
 TTL_S = 8.0

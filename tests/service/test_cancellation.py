@@ -11,8 +11,8 @@ from common.errors import Unavailable
 from coordinator.engine.state.events import PassDue
 from coordinator.service.cancellation import beside, end, is_done_first
 from coordinator.service.leadership.lease import LeaseValue
-from tests.fakes import MemoryKey
-from tests.service.cell import Cell
+from tests.harness.cluster.coordinator import Cell
+from tests.harness.fakes import MemoryKey
 
 
 class DefectiveKey(MemoryKey):

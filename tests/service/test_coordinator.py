@@ -22,7 +22,16 @@ from common.api import (
 from common.model import MAX_INT, JobId, JobState
 from coordinator.engine.state.events import LeaderStarted
 from coordinator.engine.state.settings import TenantSettings
-from tests.service.cell import Cell, Leader, job, make_settings, make_spec, running, starts, submit
+from tests.harness.cluster.coordinator import (
+    Cell,
+    Leader,
+    job,
+    make_settings,
+    make_spec,
+    running,
+    starts,
+    submit,
+)
 
 SETTINGS = make_settings()
 

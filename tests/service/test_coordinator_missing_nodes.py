@@ -17,7 +17,7 @@ from common.api import (
 from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.engine.state.events import OperatorAction
 from coordinator.service.coordinator import Coordinator
-from tests.service.cell import Cell, job, make_settings, on_loan, running
+from tests.harness.cluster.coordinator import Cell, job, make_settings, on_loan, running
 
 SETTINGS = make_settings()
 MISSING = NodeName("t1")

@@ -13,8 +13,8 @@ from common.model import JobId, JobState
 from coordinator.engine.nodes.lost import certain_end_s
 from coordinator.engine.state.tables import JobEntry
 from coordinator.service.coordinator import Coordinator
-from tests.service.agents import CELL, Agent, meanwhile
-from tests.service.cell import Cell, make_settings, make_spec
+from tests.harness.cluster.agents import CELL, Agent, meanwhile
+from tests.harness.cluster.coordinator import Cell, make_settings, make_spec
 
 SETTINGS = make_settings()
 SPEC = msgspec.structs.replace(make_spec(), stop_after_s=20.0)

@@ -10,8 +10,8 @@ from common.errors import Fenced
 from coordinator.engine.state.events import PassDue
 from coordinator.service.coordinator import STOP_S, Coordinator
 from coordinator.service.leadership.lease import KeyEntry, LeaseValue
-from tests.fakes import MemoryJournal, MemoryKey, MemorySnapshots
-from tests.service.cell import Cell, Leader, submit
+from tests.harness.cluster.coordinator import Cell, Leader, submit
+from tests.harness.fakes import MemoryJournal, MemoryKey, MemorySnapshots
 from tests.tables import each_row
 
 

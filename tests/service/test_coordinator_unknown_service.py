@@ -10,7 +10,7 @@ import pytest
 from common.api import ApiError, Describe, Description, Events, GetEvents, ListLoans, Loans
 from common.model import NodeName, NodeRole
 from coordinator.service.settings import CoordinatorSettings
-from tests.service.cell import Cell, make_settings, on_loan
+from tests.harness.cluster.coordinator import Cell, make_settings, on_loan
 
 
 def renamed(name: str = "talk") -> CoordinatorSettings:

@@ -11,9 +11,9 @@ from common.errors import Unavailable
 from common.messages import DesiredReply, encode
 from common.model import JobState, NodeName, NodeRole
 from coordinator.service.coordinator import Coordinator
-from tests.fakes import FakeBus
-from tests.service.agents import DELAYS
-from tests.service.cell import Agent, Cell, job, on_loan, running, submit
+from tests.harness.cluster.agents import DELAYS
+from tests.harness.cluster.coordinator import Agent, Cell, job, on_loan, running, submit
+from tests.harness.fakes import FakeBus
 
 R = NodeRole
 NEW_FIELD = "colour"

@@ -14,8 +14,8 @@ import pytest
 from coordinator.demo.supervise import TERM_S
 from coordinator.service.daemon import main, run
 from coordinator.service.settings import CoordinatorSettings
-from tests.programs import ended
-from tests.servers import running_nats
+from tests.harness.programs import ended
+from tests.harness.servers import running_nats
 from tests.tables import each_row
 
 GOOD = 'cell = "c"\nnats_url = "nats://127.0.0.1:4222"\n'

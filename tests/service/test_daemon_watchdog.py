@@ -19,11 +19,11 @@ import pytest
 from common.api import Submit
 from common.errors import Fenced
 from coordinator.service.ports import Lost
-from tests.fakes import FakeClock, MemoryJournal, MemorySnapshots
-from tests.inbox import PATIENCE_S as DEADLINE_S
-from tests.servers import running_nats
-from tests.service.cell import Cell, make_settings, make_spec, submit
-from tests.sockets import short_path
+from tests.harness.cluster.coordinator import Cell, make_settings, make_spec, submit
+from tests.harness.fakes import FakeClock, MemoryJournal, MemorySnapshots
+from tests.harness.inbox import PATIENCE_S as DEADLINE_S
+from tests.harness.servers import running_nats
+from tests.harness.sockets import short_path
 
 PATIENCE_S = 30.0
 

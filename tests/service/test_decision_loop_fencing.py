@@ -14,8 +14,16 @@ from common.model import JobId, NodeName
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.decision_loop import JOURNAL_RETRY_S
-from tests.fakes import MemoryKey
-from tests.service.cell import CELL, Cell, Leader, make_settings, make_spec, on_loan, submit
+from tests.harness.cluster.coordinator import (
+    CELL,
+    Cell,
+    Leader,
+    make_settings,
+    make_spec,
+    on_loan,
+    submit,
+)
+from tests.harness.fakes import MemoryKey
 
 SETTINGS = make_settings()
 

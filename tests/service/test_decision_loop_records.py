@@ -21,9 +21,9 @@ from coordinator.demo.nats_server import find_binary
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.decision_loop import BATCH_BYTES
 from coordinator.service.journal.journal_stream import Journal
-from tests.fakes import MemoryJournal
-from tests.servers import client_url
-from tests.service.cell import CELL, Cell, job, make_spec
+from tests.harness.cluster.coordinator import CELL, Cell, job, make_spec
+from tests.harness.fakes import MemoryJournal
+from tests.harness.servers import client_url
 
 FLOOD = 120
 """Jobs at once: with the largest environment of each three records, and no more than fit."""

@@ -15,9 +15,9 @@ from common.model import JobId, JobState, NodeName
 from coordinator.engine.record import decode_record
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.policies.contract.decisions import Start
-from tests.fakes import MemoryJournal
-from tests.service.agents import LIMIT_S
-from tests.service.cell import CELL, Cell, decisions, job, make_spec
+from tests.harness.cluster.agents import LIMIT_S
+from tests.harness.cluster.coordinator import CELL, Cell, decisions, job, make_spec
+from tests.harness.fakes import MemoryJournal
 
 SUBMIT = Submit(spec=make_spec(), request_id="r")
 NODE = NodeName("t0")

@@ -38,8 +38,17 @@ from coordinator.service.decision_loop import Decider
 from coordinator.service.metrics.measures import Measures
 from coordinator.service.ports import Lost
 from coordinator.service.quarantine import FIRST_S, LONGEST_S, SOURCES, Quarantine
-from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
-from tests.service.cell import CHAT, Cell, Reply, job, make_settings, make_spec, running, submit
+from tests.harness.cluster.coordinator import (
+    CHAT,
+    Cell,
+    Reply,
+    job,
+    make_settings,
+    make_spec,
+    running,
+    submit,
+)
+from tests.harness.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
 
 
 def poison(node: str) -> NodeReported:

@@ -27,8 +27,8 @@ from common.messages import Message, decode
 from coordinator.engine.record import decode_record
 from coordinator.engine.state.events import JobSubmitted, PassDue
 from coordinator.service.request_tasks import FINISH_S, MAX_IN_FLIGHT, Requests
-from tests.fakes import FakeClock, FakeMessage, MemoryJournal
-from tests.service.cell import Cell, Reply, make_settings, make_spec, running
+from tests.harness.cluster.coordinator import Cell, Reply, make_settings, make_spec, running
+from tests.harness.fakes import FakeClock, FakeMessage, MemoryJournal
 
 SETTINGS = make_settings()
 

@@ -20,9 +20,10 @@ from agent.hooks.route import TIMEOUT_S, haproxy_ask
 from common.api import ListNodes, Nodes, Submit, Submitted
 from common.clock import SystemClock
 from common.errors import ArylError
-from common.model import CheckpointSpec, JobSpec, NodeRole, WorkerRange
+from common.model import CheckpointSpec, NodeRole
 from coordinator.client import Client
 from coordinator.demo.cell import COORDINATOR
+from tests.harness.builders import make_spec
 from tests.serving.load import Figures, Load
 from tests.serving.vllm_cell import BACKEND, GRACE_S, MODEL, VllmCell
 
@@ -189,11 +190,11 @@ async def test_no_request_fails_through_lends_reclaims_and_the_death_of_all_daem
     """Whatever the load does and whichever daemon dies, haproxy finds a vLLM that answers."""
     client = await cell.client(user="ann")
     await until_lent(client, 0)
-    job = JobSpec(
+    job = make_spec(
         name="elastic",
         command=("sleep", "1000000"),
         gpus_per_worker=1,
-        workers=WorkerRange(min=2, max=4),
+        workers=(2, 4),
         checkpoint=CheckpointSpec(grace_s=GRACE_S),  # all that the service lets a guest have
     )
     await client.ask(Submit(spec=job, request_id="one"), Submitted)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from tests.live.commands import Said, given
+from tests.harness.live.commands import Said, given
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs/examples"

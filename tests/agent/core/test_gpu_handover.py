@@ -13,9 +13,9 @@ from agent.shim import files as shim_files
 from agent.workers.runner import WorkerStatus
 from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole
-from tests.agent.agent_harness import NodeHarness
-from tests.agent.life_harness import key, order
-from tests.agent.worker_harness import WorkerHarness, is_alive, kill, make_order, make_workers
+from tests.harness.node.agent import NodeHarness
+from tests.harness.node.life import key, order
+from tests.harness.node.workers import WorkerHarness, is_alive, kill, make_order, make_workers
 
 pytestmark = pytest.mark.slow
 

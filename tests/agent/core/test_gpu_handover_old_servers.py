@@ -15,7 +15,7 @@ from agent.settings import ServerSettings
 from agent.telemetry.gpu_attribution import STREAM_RATIO, Look, Strangers
 from common.messages import GpuProcess
 from common.model import GpuUuid, LeaseId, NodeRole
-from tests.agent.life_harness import SERVER, LifeHarness, lease, page, two_gpus
+from tests.harness.node.life import SERVER, LifeHarness, lease, page, two_gpus
 
 R, H = NodeRole, HookKind
 GPU = GpuUuid("GPU-0")

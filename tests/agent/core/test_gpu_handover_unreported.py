@@ -25,7 +25,7 @@ from common.messages import (
 )
 from common.model import GpuUuid, NodeRole, Pool
 from coordinator.service.nodes.report_folding import facts_of
-from tests.agent.life_harness import SERVER, LifeHarness, key, order, settings
+from tests.harness.node.life import SERVER, LifeHarness, key, order, settings
 from tests.tables import each_row
 
 R = NodeRole

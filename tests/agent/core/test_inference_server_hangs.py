@@ -17,13 +17,13 @@ from agent.workers.starters import run_command
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.model import LeaseId, NodeRole
-from tests.agent.agent_harness import AgentHarness
-from tests.agent.life_harness import SERVER, LifeHarness, lease, settings
-from tests.agent.worker_harness import (
+from tests.harness.fakes import FakeClock
+from tests.harness.node.agent import AgentHarness
+from tests.harness.node.life import SERVER, LifeHarness, lease, settings
+from tests.harness.node.workers import (
     PATIENCE_S,
     is_alive,
 )
-from tests.fakes import FakeClock
 from tests.tables import each_row
 
 TTL_S, DEVICE_FREE_S = 30.0, 20.0

@@ -15,9 +15,9 @@ from agent.telemetry.sample import NO_SERVER, NodeSampler, Sample
 from common.clock import SystemClock
 from common.messages import GpuHealth, GpuReport, InferenceReport
 from common.model import NodeRole
-from tests.agent.life_harness import SERVER, LifeHarness, lease, page, two_gpus
-from tests.agent.life_harness import settings as agent_settings
-from tests.agent.page_server import PageServer, make_pages
+from tests.harness.node.life import SERVER, LifeHarness, lease, page, two_gpus
+from tests.harness.node.life import settings as agent_settings
+from tests.harness.node.page_server import PageServer, make_pages
 from tests.tables import each_row
 
 R, H = NodeRole, HookKind

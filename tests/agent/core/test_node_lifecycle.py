@@ -9,7 +9,7 @@ from agent.core.state import HookKind, StopWorker
 from common.faults import Fault
 from common.messages import DesiredState, WorkerOrder, WorkerPhase
 from common.model import LeaseId, NodeRole, StopReason
-from tests.agent.life_harness import LifeHarness, key, lease, order, page
+from tests.harness.node.life import LifeHarness, key, lease, order, page
 
 R, H = NodeRole, HookKind
 

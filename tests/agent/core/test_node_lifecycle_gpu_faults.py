@@ -7,7 +7,7 @@ import pytest
 from agent.core.state import HookKind
 from common.messages import GpuHealth
 from common.model import LeaseId, NodeRole
-from tests.agent.life_harness import LifeHarness, key, lease, order, page
+from tests.harness.node.life import LifeHarness, key, lease, order, page
 
 R, H = NodeRole, HookKind
 FREE_S = 20.0

@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.state import HookKind, Memory, StopWorker
 from common.model import LeaseId, NodeRole, Pool, StopReason
-from tests.agent.life_harness import LifeHarness, key, lease, order
+from tests.harness.node.life import LifeHarness, key, lease, order
 
 R, H = NodeRole, HookKind
 

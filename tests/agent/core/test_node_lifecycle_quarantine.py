@@ -7,7 +7,7 @@ import msgspec
 from agent.core.state import HookKind, Memory
 from common.messages import DesiredState
 from common.model import LeaseId, NodeRole
-from tests.agent.life_harness import LifeHarness, key, lease, order
+from tests.harness.node.life import LifeHarness, key, lease, order
 
 R, H = NodeRole, HookKind
 LONG_S = 3600.0

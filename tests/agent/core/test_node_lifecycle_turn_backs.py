@@ -12,9 +12,9 @@ from agent.core.state import Facts, HookKind, Memory
 from agent.settings import ServerSettings
 from common.messages import GpuHealth, GpuProcess, Trespass
 from common.model import GpuUuid, LeaseId, NodeRole, TurnBack
-from tests.agent.agent_harness import AgentHarness
 from tests.agent.core.test_node_lifecycle_gpu_faults import draining, lent, renewed
-from tests.agent.life_harness import SERVER, LifeHarness, key, lease, order, page, two_gpus
+from tests.harness.node.agent import AgentHarness
+from tests.harness.node.life import SERVER, LifeHarness, key, lease, order, page, two_gpus
 
 R, H = NodeRole, HookKind
 FREE_S = 20.0

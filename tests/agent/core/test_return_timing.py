@@ -9,7 +9,7 @@ from agent.core import return_timing
 from agent.core.state import Memory, WorkerFact
 from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole, StopReason
-from tests.agent.life_harness import LifeHarness, key, lease, order
+from tests.harness.node.life import LifeHarness, key, lease, order
 
 R = NodeRole
 LEASE_ENDS_AT_S = 100.0

@@ -16,7 +16,7 @@ from agent.core.state import (
 from common.faults import Fault
 from common.messages import OrderPhase, StopOrder, WorkerPhase, WorkerReport
 from common.model import GpuUuid, NodeRole, StopReason, WorkerKey
-from tests.agent.life_harness import LifeHarness, key, order
+from tests.harness.node.life import LifeHarness, key, order
 
 P, R = WorkerPhase, NodeRole
 

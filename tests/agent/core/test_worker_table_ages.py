@@ -13,8 +13,8 @@ from agent.shim import files as shim_files
 from agent.shim.status import Status
 from common.messages import WorkerPhase
 from common.model import Checkpoint, NodeRole, StopReason
-from tests.agent.life_harness import LifeHarness, key, order
-from tests.agent.worker_harness import WorkerHarness, make_harness, make_order, talker
+from tests.harness.node.life import LifeHarness, key, order
+from tests.harness.node.workers import WorkerHarness, make_harness, make_order, talker
 
 SAVED = Checkpoint(step=4, path="/c", is_verified=True)
 

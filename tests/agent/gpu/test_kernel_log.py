@@ -18,7 +18,7 @@ from agent.gpu.kernel_log import (
     parse_xid,
 )
 from common.errors import ProtocolError
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
 from tests.tables import each_row
 
 GPU0 = "0000:3b:00"

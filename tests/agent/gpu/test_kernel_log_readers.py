@@ -34,8 +34,8 @@ from agent.telemetry.collectors import CostCollector, build_collectors
 from agent.telemetry.page_fetch import page_fetcher
 from common.clock import SystemClock
 from common.errors import ProtocolError
-from tests.agent.worker_harness import is_alive
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
+from tests.harness.node.workers import is_alive
 from tests.tables import each_row
 
 LIMIT_S = 20.0

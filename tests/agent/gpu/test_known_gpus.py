@@ -11,8 +11,8 @@ from agent.gpu.known_gpus import GpuIdentity
 from agent.storage.ledger import Ledger
 from common.messages import GpuHealth, OrderPhase, WorkerPhase
 from common.model import GpuUuid, NodeRole
-from tests.agent.agent_harness import AgentHarness, NodeHarness
-from tests.agent.life_harness import key, lease, order, settings
+from tests.harness.node.agent import AgentHarness, NodeHarness
+from tests.harness.node.life import key, lease, order, settings
 
 R, P = NodeRole, WorkerPhase
 UNRESPONSIVE = GpuHealth.UNRESPONSIVE

@@ -24,7 +24,7 @@ from agent.telemetry.machine import ThisMachine
 from common.clock import SystemClock
 from common.messages import GpuProcess, GpuReport
 from common.model import GpuUuid, NodeRole
-from tests.agent.life_harness import SERVER, settings
+from tests.harness.node.life import SERVER, settings
 
 FLEET = 'gpu = [{count = 1, model = "H100", memory_bytes = 85899345920}]\n'
 CALLED = """

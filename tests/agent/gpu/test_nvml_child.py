@@ -22,9 +22,9 @@ from agent.telemetry.sample import NodeSampler
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import GpuHealth, GpuReport
-from tests.agent.life_harness import settings
-from tests.agent.nvml_machine import InThisProcess, Machine
-from tests.agent.worker_harness import is_alive, kill
+from tests.harness.node.life import settings
+from tests.harness.node.nvml_machine import InThisProcess, Machine
+from tests.harness.node.workers import is_alive, kill
 
 pytestmark = pytest.mark.slow
 

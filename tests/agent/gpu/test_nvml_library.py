@@ -29,7 +29,7 @@ from common.messages import GpuHealth, GpuReport
 from common.model import GpuUuid
 from common.telemetry import instances, whole
 from tests.agent.gpu import nvml_library
-from tests.agent.nvml_machine import InThisProcess, Machine
+from tests.harness.node.nvml_machine import InThisProcess, Machine
 
 pytestmark = pytest.mark.slow
 

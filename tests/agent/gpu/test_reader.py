@@ -13,7 +13,7 @@ from agent.gpu.wire import HEADER, Sample, frame_of, payload_bytes
 from common.errors import ProtocolError, Unavailable
 from common.messages import GpuHealth, GpuReport
 from common.model import GpuUuid
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
 
 DEADLINE_S = 1.0
 RESTART_AFTER_S = 30.0

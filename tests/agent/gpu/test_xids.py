@@ -18,7 +18,7 @@ from agent.gpu.xids import MAX_KEPT_XIDS, SAME_XID_WINDOW_S, GpuXids, UntoldXids
 from agent.telemetry.collectors import GpuCollector, KernelLogCollector, collect_all
 from common.messages import GpuReport
 from common.model import GpuUuid
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
 
 ADDRESSES = {"0000:01:00": GpuUuid("GPU-0"), "0000:02:00": GpuUuid("GPU-1")}
 

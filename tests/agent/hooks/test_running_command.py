@@ -18,7 +18,7 @@ from agent.hooks.running_command import NODE_VARIABLE, CommandRecord, end_left
 from agent.proc.process_tree import name_of, thread_states
 from agent.storage.node_lock import WAITING_IN_KERNEL
 from common.clock import SystemClock
-from tests.agent.worker_harness import PATIENCE_S, is_alive
+from tests.harness.node.workers import PATIENCE_S, is_alive
 
 
 def mask(state_dir: Path, *, ticks: int = 0) -> int:

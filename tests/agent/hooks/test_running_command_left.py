@@ -18,8 +18,8 @@ from agent.proc import sessions
 from agent.proc.commands import ended, left_behind, started
 from agent.proc.process_tree import name_of, thread_states
 from common.clock import SystemClock
-from tests.agent.worker_harness import PATIENCE_S, is_alive
-from tests.fakes import FakeClock
+from tests.harness.fakes import FakeClock
+from tests.harness.node.workers import PATIENCE_S, is_alive
 
 # --- who may not be ended -----------------------------------------------------------------------
 

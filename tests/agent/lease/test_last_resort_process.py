@@ -16,7 +16,7 @@ from agent.lease import last_resort_process
 from agent.lease.last_resort import KEEPER
 from agent.proc.process_tree import has_lock
 from common.clock import SystemClock
-from tests.agent.last_resort_keeper import KeeperHarness, Look, make_keeper_harness
+from tests.harness.node.last_resort_keeper import KeeperHarness, Look, make_keeper_harness
 
 pytestmark = pytest.mark.slow
 harness = pytest.fixture(make_keeper_harness)

@@ -13,10 +13,10 @@ from common.bus import BusMessage
 from common.errors import Unavailable
 from common.messages import RenewReply, RenewRequest, decode, encode
 from common.model import LeaseId, NodeRole
-from tests.agent.agent_harness import AgentHarness
-from tests.agent.life_harness import LifeHarness, lease
-from tests.agent.models import ModelLastResort
-from tests.fakes import FakeBus, FakeClock, FakeNetwork
+from tests.harness.fakes import FakeBus, FakeClock, FakeNetwork
+from tests.harness.node.agent import AgentHarness
+from tests.harness.node.life import LifeHarness, lease
+from tests.harness.node.models import ModelLastResort
 from tests.tables import each_row
 
 TTL_S, MARGIN_S = 30.0, 2.0

@@ -16,8 +16,8 @@ import pytest
 from agent.hooks.runner import ERROR_TEXT_BYTES, WAITER, WAITS, SystemCommands
 from agent.proc.commands import started
 from common.clock import SystemClock
-from tests.agent.daemon_harness import LOOK_S
-from tests.agent.worker_harness import PATIENCE_S, is_alive
+from tests.harness.node.daemon import LOOK_S
+from tests.harness.node.workers import PATIENCE_S, is_alive
 
 ROOT = Path(__file__).parents[3]
 CLOCK = SystemClock()

@@ -15,8 +15,8 @@ from agent.hooks.running_command import CommandRecord, end_left
 from agent.proc import sessions
 from agent.proc.sessions import LOOK_S
 from common.clock import SystemClock
-from tests.agent.worker_harness import PATIENCE_S, is_alive
-from tests.fakes import FakeClock
+from tests.harness.fakes import FakeClock
+from tests.harness.node.workers import PATIENCE_S, is_alive
 
 FORKS = "sleep 1000 <&- >&- & echo $!; read -r word; sleep 1000 <&- >&- & echo $!; wait"
 """A leader with a child, and another one when it is told to."""

@@ -18,7 +18,7 @@ from common.failure_rules import read_rules
 from common.failures import RetryClass
 from common.messages import WorkerOrder
 from common.model import JobId, WorkerKey
-from tests.agent.worker_harness import PATIENCE_S, WorkerHarness, make_harness, make_order
+from tests.harness.node.workers import PATIENCE_S, WorkerHarness, make_harness, make_order
 from tests.tables import each_row
 
 UNIT = unit_name(WorkerKey(JobId("job-1"), 2, 0))

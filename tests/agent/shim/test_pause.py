@@ -18,8 +18,8 @@ from agent.shim.pause import (
 )
 from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import JobId, NodeRole, StopReason, WorkerKey
-from tests.agent.life_harness import LifeHarness, key, order
-from tests.agent.worker_harness import (
+from tests.harness.node.life import LifeHarness, key, order
+from tests.harness.node.workers import (
     PATIENCE_S,
     WorkerHarness,
     make_order,

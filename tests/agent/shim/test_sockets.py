@@ -26,7 +26,7 @@ from agent.shim.sockets import (
 from agent.workers.directory import make_directory
 from agent.workers.record import SHIM_LOST
 from agent.workers.spec import Account
-from tests.agent.worker_harness import kill, make_harness, make_order
+from tests.harness.node.workers import kill, make_harness, make_order
 
 JOBS = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")

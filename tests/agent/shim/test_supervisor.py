@@ -18,7 +18,7 @@ from agent.workers.runner import WorkerStatus
 from common.errors import Unavailable
 from common.messages import WorkerPhase
 from common.model import Checkpoint, StopReason
-from tests.agent.worker_harness import (
+from tests.harness.node.workers import (
     PATIENCE_S,
     WorkerHarness,
     is_alive,
@@ -28,7 +28,7 @@ from tests.agent.worker_harness import (
     rss_bytes,
     talker,
 )
-from tests.sockets import short_path
+from tests.harness.sockets import short_path
 
 pytestmark = pytest.mark.slow
 

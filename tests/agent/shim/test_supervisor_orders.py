@@ -18,7 +18,7 @@ from agent.shim.sockets import MAX_CLIENTS, JobSocket
 from agent.workers.runner import WorkerStatus
 from common.messages import WorkerPhase
 from common.model import Checkpoint, StopReason, WorkerKey
-from tests.agent.worker_harness import (
+from tests.harness.node.workers import (
     PATIENCE_S,
     WorkerHarness,
     make_order,

@@ -13,7 +13,7 @@ import pytest
 from agent.core.state import MEMORY_VERSION, Memory, WorkerState, first_memory
 from agent.storage.ledger import COMPACT_BYTES, Ledger, exclusive, frame, peek
 from common.errors import ConfigError, Unavailable
-from tests.agent.life_harness import order, settings
+from tests.harness.node.life import order, settings
 from tests.tables import each_row
 
 

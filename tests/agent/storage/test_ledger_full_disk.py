@@ -18,9 +18,9 @@ from agent.core.state import (
 from agent.storage.ledger import COMPACT_BYTES, Ledger, peek
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.full_disk import Writes
-from tests.agent.life_harness import key, order, settings
-from tests.agent.worker_harness import PATIENCE_S
+from tests.harness.node.full_disk import Writes
+from tests.harness.node.life import key, order, settings
+from tests.harness.node.workers import PATIENCE_S
 from tests.tables import each_row
 
 

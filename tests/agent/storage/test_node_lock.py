@@ -22,8 +22,8 @@ from agent.storage.ledger import exclusive
 from agent.storage.node_lock import HELD_UP_S, LOOK_S, WATCH_S, Heartbeat, Holder, end_if_hung
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.worker_harness import PATIENCE_S, is_alive
-from tests.fakes import FakeClock
+from tests.harness.fakes import FakeClock
+from tests.harness.node.workers import PATIENCE_S, is_alive
 
 ROOT = Path(__file__).parents[3]
 CLOCK = SystemClock()

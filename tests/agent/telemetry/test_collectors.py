@@ -26,9 +26,9 @@ from agent.telemetry.page_fetch import MAX_PAGE_BYTES, page_fetcher
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import CollectorReport, HostReport
-from tests.agent.life_harness import SERVER
-from tests.agent.page_server import LIMIT_S, PageServer, make_pages
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
+from tests.harness.node.life import SERVER
+from tests.harness.node.page_server import LIMIT_S, PageServer, make_pages
 from tests.tables import each_row
 
 DEADLINE_S = 5.0

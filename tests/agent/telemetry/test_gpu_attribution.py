@@ -12,7 +12,7 @@ from agent.settings import ServerSettings
 from agent.telemetry.gpu_attribution import STREAM_RATIO, Look, Strangers
 from common.messages import GpuProcess, GpuReport
 from common.model import GpuUuid, NodeRole
-from tests.agent.life_harness import SERVER, settings
+from tests.harness.node.life import SERVER, settings
 
 R = NodeRole
 AFTER_S = 1.0

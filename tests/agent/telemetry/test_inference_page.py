@@ -30,7 +30,7 @@ from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport
 from common.model import MAX_INT
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
 from tests.tables import each_row
 
 PAGES = Path(__file__).parents[2] / "data/metrics"

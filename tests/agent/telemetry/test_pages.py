@@ -29,8 +29,8 @@ from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport
 from common.model import NodeRole
-from tests.agent.life_harness import SERVER, LifeHarness, lease, page
-from tests.agent.page_server import LIMIT_S, VLLM
+from tests.harness.node.life import SERVER, LifeHarness, lease, page
+from tests.harness.node.page_server import LIMIT_S, VLLM
 from tests.tables import each_row
 
 CLOCK = SystemClock()

@@ -18,9 +18,9 @@ from common.messages import (
 )
 from common.model import Checkpoint, GpuUuid, NodeRole, Pool
 from common.telemetry import GpuProcess
-from tests.agent.agent_harness import AgentHarness
-from tests.agent.life_harness import key, order, two_gpus
-from tests.agent.models import running
+from tests.harness.node.agent import AgentHarness
+from tests.harness.node.life import key, order, two_gpus
+from tests.harness.node.models import running
 
 OOM = Failure(reason="oom", title="out of memory", retry=RetryClass.NEVER, line="x" * 300)
 

@@ -11,7 +11,7 @@ from agent.workers.accounts import job_account
 from agent.workers.shim_runner import make_runner
 from common.clock import SystemClock
 from common.errors import ConfigError
-from tests.agent.life_harness import settings
+from tests.harness.node.life import settings
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 OTHER = next((found for found in pwd.getpwall() if found.pw_uid not in (0, os.geteuid())), None)

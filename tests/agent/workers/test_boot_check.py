@@ -16,7 +16,7 @@ from common.clock import BOOT_ID
 from common.errors import ConfigError
 from common.messages import WorkerPhase
 from common.model import StopReason, WorkerKey
-from tests.agent.worker_harness import WorkerHarness, is_alive, make_order, make_workers
+from tests.harness.node.workers import WorkerHarness, is_alive, make_order, make_workers
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from agent.workers.spec import Account
 from agent.workers.starters import SHIM_LOG, shim_argv
 from common.clock import SystemClock
 from common.messages import WorkerOrder
-from tests.agent.worker_harness import PATIENCE_S, WorkerHarness, make_order, make_workers
+from tests.harness.node.workers import PATIENCE_S, WorkerHarness, make_order, make_workers
 
 JOBS = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")
 ORDER = make_order("true")

@@ -25,9 +25,9 @@ from common.failures import Failure, RetryClass
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason
-from tests.agent.life_harness import LifeHarness, key, order, settings
-from tests.agent.worker_harness import WorkerHarness, kill, make_order, talker
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
+from tests.harness.node.life import LifeHarness, key, order, settings
+from tests.harness.node.workers import WorkerHarness, kill, make_order, talker
 
 LIMIT_S = 60.0
 """A test that waits this long has failed; nothing here is timed."""

@@ -17,9 +17,9 @@ from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import WorkerPhase
 from common.model import JobId, StopReason, WorkerKey
-from tests.agent.life_harness import key, settings
-from tests.agent.worker_harness import PATIENCE_S, make_order
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
+from tests.harness.node.life import key, settings
+from tests.harness.node.workers import PATIENCE_S, make_order
 
 # --- the directory of kept logs ---------------------------------------------------------------
 

@@ -25,10 +25,10 @@ from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.agent_harness import NodeHarness
-from tests.agent.life_harness import key as first_key
-from tests.agent.models import ModelRunner
-from tests.agent.worker_harness import (
+from tests.harness.node.agent import NodeHarness
+from tests.harness.node.life import key as first_key
+from tests.harness.node.models import ModelRunner
+from tests.harness.node.workers import (
     PATIENCE_S,
     HangingDiskStarter,
     WorkerHarness,

@@ -21,8 +21,8 @@ from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.life_harness import LifeHarness, key, order
-from tests.agent.worker_harness import WorkerHarness, is_alive, make_order
+from tests.harness.node.life import LifeHarness, key, order
+from tests.harness.node.workers import WorkerHarness, is_alive, make_order
 
 
 @dataclass

@@ -15,7 +15,7 @@ from agent.workers.runner import WorkerStatus
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.worker_harness import (
+from tests.harness.node.workers import (
     PATIENCE_S,
     WorkerHarness,
     is_alive,

@@ -16,7 +16,7 @@ from agent.workers.process_marks import RLIMIT_LOCKS, mark_of, marked
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import StopReason, WorkerKey
-from tests.agent.worker_harness import WorkerHarness, is_alive, kill, make_order, make_workers
+from tests.harness.node.workers import WorkerHarness, is_alive, kill, make_order, make_workers
 
 harness = pytest.fixture(make_workers)
 

@@ -31,14 +31,14 @@ from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import JobId, WorkerKey
-from tests.agent.worker_harness import (
+from tests.harness.node.workers import (
     PATIENCE_S,
     WorkerHarness,
     is_alive,
     make_order,
     make_workers,
 )
-from tests.sockets import short_path
+from tests.harness.sockets import short_path
 
 WAIT = ("sleep", "600")
 DEEP = 3000

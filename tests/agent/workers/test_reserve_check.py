@@ -18,8 +18,8 @@ from agent.workers.spec import Account
 from agent.workers.starters import DetachedStarter
 from common.clock import Clock, SystemClock
 from common.faults import Fault
-from tests.agent.worker_harness import PATIENCE_S, make_order
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
+from tests.harness.node.workers import PATIENCE_S, make_order
 
 
 class Hanging:

@@ -27,9 +27,9 @@ from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.faults import Fault
 from common.messages import WorkerPhase
-from tests.agent.agent_harness import NodeHarness
-from tests.agent.life_harness import key
-from tests.agent.worker_harness import make_order
+from tests.harness.node.agent import NodeHarness
+from tests.harness.node.life import key
+from tests.harness.node.workers import make_order
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from common.errors import ConfigError, Unavailable
 from common.faults import Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import JobId, Pool, Progress, StopReason, WorkerKey
-from tests.agent.worker_harness import (
+from tests.harness.node.workers import (
     WorkerHarness,
     is_alive,
     kill,

@@ -20,7 +20,8 @@ from common.errors import Unavailable
 from common.faults import STORAGE_SILENT, Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
-from tests.agent.worker_harness import (
+from tests.harness.fakes import FakeClock
+from tests.harness.node.workers import (
     PATIENCE_S,
     HangingDiskStarter,
     WorkerHarness,
@@ -29,8 +30,7 @@ from tests.agent.worker_harness import (
     make_order,
     make_workers,
 )
-from tests.fakes import FakeClock
-from tests.sockets import short_path
+from tests.harness.sockets import short_path
 
 pytestmark = pytest.mark.slow
 P = WorkerPhase

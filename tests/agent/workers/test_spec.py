@@ -35,7 +35,7 @@ from common.model import (
     PrerunSpec,
     WorkerRange,
 )
-from tests.agent.worker_harness import make_order
+from tests.harness.node.workers import make_order
 
 ENDPOINT = "node-1:29400"
 

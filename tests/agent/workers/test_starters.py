@@ -21,8 +21,8 @@ from agent.workers.starters import (
 )
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.worker_harness import make_order
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
+from tests.harness.node.workers import make_order
 
 ORDER = make_order("x")
 T = 60.0

@@ -26,7 +26,7 @@ from coordinator.cli.slurm.cell import of_tasks
 from coordinator.service.coordinator import Coordinator
 from tests.cli.fake_cell import NOW_S, FakeCell, refusal
 from tests.cli.slurm.fake_slurm import cell, row, slurm
-from tests.service.cell import Cell, make_spec
+from tests.harness.cluster.coordinator import Cell, make_spec
 
 M = TypeVar("M", bound=Message)
 

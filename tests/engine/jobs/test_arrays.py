@@ -40,10 +40,10 @@ from coordinator.engine.state.tables import ClusterState
 from coordinator.sim.run.cluster import Delays, NodeSpec
 from coordinator.sim.run.simulation import Simulation
 from coordinator.workloads.shaping import linear
-from tests.builders import make_spec
 from tests.draws import pick, words
-from tests.engine.harness import Harness
-from tests.engine.scripted_nodes import journalled
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness
+from tests.harness.cluster.scripted_nodes import journalled
 
 ARRAY = JobId("array")
 NODE = NodeName("t0")
@@ -326,7 +326,7 @@ def test_no_task_enters_while_one_may_run_unseen() -> None:
 
 def test_older_snapshots_have_no_arrays() -> None:
     """A state that an earlier version saved is read, and jobs in it are tasks of none."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     harness.submit("old")
     plain = msgspec.msgpack.decode(harness.engine.encode_state())
     for name in ("arrays", "live_arrays"):

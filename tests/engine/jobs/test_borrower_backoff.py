@@ -10,8 +10,8 @@ from common.model import JobState, NodeRole
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import JobCancelRequested, PassDue, WorkerFact
 from coordinator.service.api.explain_job import reasons as explain_job
-from tests.engine.harness import state
-from tests.engine.scripted_nodes import BACK_OFF_S, Lending, Refusal
+from tests.harness.cluster.engine import state
+from tests.harness.cluster.scripted_nodes import BACK_OFF_S, Lending, Refusal
 
 HUNG = Refusal("workdir or checkpoint.path: the storage did not answer in 10 s", Fault.STORAGE)
 MISSING = Refusal("workdir: no such directory: /data/x", Fault.JOB, "workdir")

@@ -15,9 +15,9 @@ from coordinator.engine.state.job_groups import WaitEntry
 from coordinator.engine.state.tables import JobEntry, WorkerEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.sim.run.cluster import Delays
-from tests.builders import make_spec
-from tests.engine.harness import Harness, state
 from tests.engine.stopped_jobs import gone_report
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, state
 from tests.tables import each_row
 
 T0, T1 = NodeName("t0"), NodeName("t1")
@@ -33,7 +33,7 @@ def test_a_job_computed_until_its_worker_ended_however_late_that_was_heard(
 ) -> None:
     """Nobody led, or its node was cut off: for whom it counts what a job has had, and for the next
     estimate, that time was no computing. A report is always a little late."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(work_s=1e6, max_restarts=1)
     harness.start(job, T0)
     harness.wait(5.0)
@@ -55,7 +55,7 @@ def test_a_job_computed_until_its_worker_ended_however_late_that_was_heard(
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_of_a_gang_it_is_taken_back_once_for_each_worker(exit_code: int) -> None:
     """The first end stops the others, which had ended then, too: they are told one by one."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(2, 2), work_s=1e6, max_restarts=1)
     harness.start(job, T0, T1)
     harness.wait(400.0)
@@ -73,7 +73,7 @@ def test_of_a_gang_it_is_taken_back_once_for_each_worker(exit_code: int) -> None
 
 def test_what_a_worker_did_not_compute_before_its_stop_is_taken_back_and_no_more() -> None:
     """From the order to stop on nothing was counted for it, so that nothing is taken back."""
-    harness = Harness(delays=Delays(stop_s=1e6))
+    harness = EngineHarness(delays=Delays(stop_s=1e6))
     job = harness.submit(workers=(1, 2), work_s=1e6, stop_after_s=1e6)
     harness.start(job, T0)
     added = (Placement(node=T1, worker_count=1, is_flexible=True),)
@@ -93,10 +93,10 @@ def test_what_a_worker_did_not_compute_before_its_stop_is_taken_back_and_no_more
 
 def with_one_told_to_stop(
     speedup: tuple[tuple[int, float], ...],
-) -> tuple[Harness, JobEntry, float]:
+) -> tuple[EngineHarness, JobEntry, float]:
     """A job that computed for 200 s with two workers, and for 100 s since the flexible one on T1
     was told to stop, which is not over; with its worker-seconds."""
-    harness = Harness(delays=Delays(stop_s=1e6))
+    harness = EngineHarness(delays=Delays(stop_s=1e6))
     job = harness.submit(workers=(1, 2), work_s=1e6, stop_after_s=1e6)
     job.spec = replace(job.spec, profile=JobProfile(speedup=speedup))
     harness.start(job, T0, flexible=(T1,))
@@ -129,7 +129,7 @@ def test_work_of_a_gang_that_had_ended_before_its_stop_is_taken_back_once(
 ) -> None:
     """All of it was ordered to stop at once; its ends, reported one by one, together take back the
     pace of the gang, however it scales."""
-    harness = Harness(delays=Delays(stop_s=1e6))
+    harness = EngineHarness(delays=Delays(stop_s=1e6))
     job = harness.submit(workers=(2, 2), work_s=1e6)
     job.spec = replace(job.spec, profile=JobProfile(speedup=speedup))
     harness.start(job, T0, T1)

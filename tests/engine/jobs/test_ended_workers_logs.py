@@ -8,12 +8,12 @@ from coordinator.engine.jobs.ended_workers import EARLIER_WORKERS_KEPT, ENDED_WO
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness, state
+from tests.harness.cluster.engine import EngineHarness, state
 
 
 def test_an_ended_job_remembers_which_nodes_have_its_logs() -> None:
     """Of the attempt that ran last, by worker."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(2, 2), work_s=100.0)
     harness.start(job, "t0", "t1")
     harness.wait(10.0)
@@ -27,7 +27,7 @@ def test_an_ended_job_remembers_which_nodes_have_its_logs() -> None:
 
 def test_a_new_attempt_replaces_what_is_remembered_of_the_one_before() -> None:
     """Until one of its workers has ended, the logs of the failed attempt are still found."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 2), work_s=1000.0, max_restarts=1)
     harness.start(job, "t0", flexible=("t1",))
     harness.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 3)
@@ -54,7 +54,7 @@ def attempts_on(job: JobEntry) -> dict[int, dict[int, str]]:
 
 def test_earlier_attempts_are_found_by_their_number() -> None:
     """While a later one runs and after it has ended; of an attempt that never was there is none."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 1), work_s=1000.0, max_restarts=2)
     for node in ("t0", "t1"):
         harness.start(job, node)
@@ -70,7 +70,7 @@ def test_earlier_attempts_are_found_by_their_number() -> None:
 
 def test_a_job_that_is_started_for_ever_remembers_its_newest_attempts_only() -> None:
     """The coordinator's state must not grow with time."""
-    harness = Harness()
+    harness = EngineHarness()
     count = EARLIER_WORKERS_KEPT + 5
     job = harness.submit(workers=(1, 1), work_s=1e7, max_restarts=count)
     for _ in range(count):
@@ -82,7 +82,7 @@ def test_a_job_that_is_started_for_ever_remembers_its_newest_attempts_only() -> 
 
 def test_a_worker_that_was_never_told_to_run_is_not_remembered() -> None:
     """It has no log; the log of the attempt before it is what there is to see."""
-    harness = Harness(delays=Delays(ready_s=1000.0))
+    harness = EngineHarness(delays=Delays(ready_s=1000.0))
     job = harness.submit(workers=(2, 2))
     harness.start(job, "t0", "t1")
     harness.wait(900.0)
@@ -92,7 +92,7 @@ def test_a_worker_that_was_never_told_to_run_is_not_remembered() -> None:
 
 def test_a_job_that_grows_and_shrinks_for_months_remembers_its_newest_workers_only() -> None:
     """The coordinator's state must not grow with time."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 2), work_s=1e7)
     harness.start(job, "t0")
     for _ in range(ENDED_WORKERS_KEPT + 5):

@@ -30,8 +30,14 @@ from coordinator.policies.contract.estimates import LATE_RATIOS, Source, late_ra
 from coordinator.policies.registry import policy
 from coordinator.service.api import explain_job
 from coordinator.sim.run.simulation import Submission
-from tests.builders import job_with, make_job_view, make_snapshot, make_spec, make_worker_view
-from tests.engine.harness import Harness, state
+from tests.harness.builders import (
+    job_with,
+    make_job_view,
+    make_snapshot,
+    make_spec,
+    make_worker_view,
+)
+from tests.harness.cluster.engine import EngineHarness, state
 from tests.tables import each_row
 
 JOB = JobId("j")
@@ -323,17 +329,17 @@ THOUGHT_S = 20.0
 """The default running time of this cell: nobody says how long its jobs take."""
 
 
-def cell(name: str = "aryl", *, training: int = 4) -> Harness:
+def cell(name: str = "aryl", *, training: int = 4) -> EngineHarness:
     """A cell under a real policy."""
     settings = EngineSettings(
         policy=name, min_runtime_s=0.0, default_expected_runtime_s=THOUGHT_S, resize_cooldown_s=0.0
     )
-    harness = Harness(training=training, inference=0, settings=settings)
+    harness = EngineHarness(training=training, inference=0, settings=settings)
     harness.engine.policy = policy(name)
     return harness
 
 
-def submit(harness: Harness, spec: JobSpec = SPEC, *, work_s: float = 1200.0) -> JobEntry:
+def submit(harness: EngineHarness, spec: JobSpec = SPEC, *, work_s: float = 1200.0) -> JobEntry:
     """A job whose length nobody knows."""
     job_id = JobId(spec.name)
     now_s = harness.sim.loop.now_s
@@ -342,14 +348,14 @@ def submit(harness: Harness, spec: JobSpec = SPEC, *, work_s: float = 1200.0) ->
     return harness.engine.state.jobs[job_id]
 
 
-def passes(harness: Harness, seconds: float) -> None:
+def passes(harness: EngineHarness, seconds: float) -> None:
     """Time passes, and then a scheduling pass."""
     harness.wait(seconds)
     harness.sim.ask_pass()
     harness.settle()
 
 
-def seen_left_s(harness: Harness, job: JobEntry) -> float:
+def seen_left_s(harness: EngineHarness, job: JobEntry) -> float:
     """Worker-seconds left, as policies see it in a snapshot whose views are as old as may be."""
     passes(harness, 0.0)
     snapshot = harness.engine.snapshot()

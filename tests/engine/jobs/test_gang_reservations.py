@@ -17,7 +17,7 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.service.api.explain_node import reasons as explain_node
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness, start, state
+from tests.harness.cluster.engine import EngineHarness, start, state
 from tests.tables import each_row
 
 T0, T1 = NodeName("t0"), NodeName("t1")
@@ -26,9 +26,9 @@ TIMEOUT_S = 40.0
 
 def dying(
     *, workers: tuple[int, int] = (1, 1), launcher: Launcher = Launcher.NONE
-) -> tuple[Harness, JobEntry]:
+) -> tuple[EngineHarness, JobEntry]:
     """A job that starts on t0, which hears no order and says nothing more."""
-    harness = Harness(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
+    harness = EngineHarness(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
     job = harness.submit(workers=workers, work_s=1e6, launcher=launcher)
     harness.toggle_deaf(T0)
     harness.sim.nodes[T0].crash()
@@ -37,29 +37,29 @@ def dying(
     return harness, job
 
 
-def lose(harness: Harness) -> None:
+def lose(harness: EngineHarness) -> None:
     """The coordinator calls t0 lost."""
     harness.sim.handle(NodeSilent(node=T0, silent_s=20.0))
 
 
-def boot(harness: Harness) -> None:
+def boot(harness: EngineHarness) -> None:
     """It is back, with nothing of before."""
     harness.toggle_deaf(T0)
     harness.sim.nodes[T0].boot()
     harness.wait(2.0)
 
 
-def cancel(harness: Harness, job: JobEntry) -> None:
+def cancel(harness: EngineHarness, job: JobEntry) -> None:
     """Its user asks for its end."""
     harness.sim.handle(JobCancelRequested(job_id=job.job_id, by="u"))
 
 
-def operate(harness: Harness, action: OperatorAction) -> None:
+def operate(harness: EngineHarness, action: OperatorAction) -> None:
     """An operator's order of t0."""
     harness.sim.handle(OperatorAsked(action=action, by="ops/me", target="t0"))
 
 
-def held(harness: Harness, name: str = "t0") -> int:
+def held(harness: EngineHarness, name: str = "t0") -> int:
     """GPUs of a node that somebody holds, as the engine sees them."""
     return sum(slot.holder is not None for slot in harness.node(name).gpus)
 
@@ -121,7 +121,7 @@ def test_a_job_that_stops_for_another_reason_leaves_a_node_when_it_is_lost() -> 
 
 def test_a_resize_ends_without_a_node_that_died_before_it_was_ready() -> None:
     """The job runs on as it was, may grow again, and a later cancel waits for no lost node."""
-    harness = Harness(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
+    harness = EngineHarness(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
     job = harness.submit(workers=(1, 2), work_s=1e6)
     harness.start(job, "t1")
     harness.wait(3.0)
@@ -139,7 +139,7 @@ def test_a_resize_ends_without_a_node_that_died_before_it_was_ready() -> None:
 
 def test_a_release_of_a_worker_that_never_ran_ends_its_resize() -> None:
     """Its node is lost by then, so no report will say that the worker has gone."""
-    harness = Harness(delays=Delays(ready_s=1.0), training=3)
+    harness = EngineHarness(delays=Delays(ready_s=1.0), training=3)
     job = harness.submit(workers=(1, 2), work_s=1e6)
     harness.start(job, "t1")
     harness.wait(3.0)
@@ -153,7 +153,7 @@ def test_a_release_of_a_worker_that_never_ran_ends_its_resize() -> None:
 
 def test_what_was_ordered_to_run_is_waited_for() -> None:
     """The order may be on its way: on a node that is not heard the worker is unknown, not gone."""
-    harness = Harness(delays=Delays(ready_s=1.0, start_s=5.0))
+    harness = EngineHarness(delays=Delays(ready_s=1.0, start_s=5.0))
     job = harness.submit(workers=(2, 2), work_s=1e6)
     harness.start(job, "t0", "t1")
     harness.wait(1.5)
@@ -169,7 +169,7 @@ def test_what_was_ordered_to_run_is_waited_for() -> None:
 
 def test_a_node_that_goes_on_is_told_to_stop_what_it_reserved() -> None:
     """It was only silent: the old attempt is fenced off, and never runs beside the new one."""
-    harness = Harness(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
+    harness = EngineHarness(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
     job = harness.submit(workers=(2, 2), work_s=1e6)
     harness.toggle_deaf(T1)
     harness.start(job, "t0", "t1")
@@ -214,7 +214,7 @@ def test_an_operator_frees_the_gpus_by_vouching_for_the_node() -> None:
 
 def test_a_confirmed_death_ends_every_reservation_of_a_gang_there() -> None:
     """Two of its workers were there; the first is a node fault, the second goes with it."""
-    harness = Harness(delays=Delays(ready_s=1.0), gang_ready_timeout_s=TIMEOUT_S)
+    harness = EngineHarness(delays=Delays(ready_s=1.0), gang_ready_timeout_s=TIMEOUT_S)
     job = harness.submit(workers=(2, 2), gpus_per_worker=4, work_s=1e6)
     harness.sim.nodes[T0].crash()
     harness.start(job, "t0", "t0")
@@ -239,7 +239,7 @@ def test_another_leader_knows_what_was_left_behind() -> None:
 
 def test_a_reservation_of_a_lost_journal_is_waited_for() -> None:
     """A ledger says `reserve`, and the lost journal may have said `run` to the rest of the gang."""
-    harness = Harness(delays=Delays(ready_s=1.0), gang_ready_timeout_s=TIMEOUT_S)
+    harness = EngineHarness(delays=Delays(ready_s=1.0), gang_ready_timeout_s=TIMEOUT_S)
     job = harness.submit(workers=(2, 2), work_s=1e6)
     harness.toggle_deaf(T1)
     harness.start(job, "t0", "t1")
@@ -256,7 +256,7 @@ def test_a_reservation_of_a_lost_journal_is_waited_for() -> None:
 
 def test_gpus_of_a_node_that_is_heard_are_promised_while_it_lets_go() -> None:
     """As those of any worker that was told to stop: the next job need not wait for a report."""
-    harness = Harness(delays=Delays(ready_s=5.0, report_s=1.0))
+    harness = EngineHarness(delays=Delays(ready_s=5.0, report_s=1.0))
     harness.wait(2.0)
     job, other = harness.submit("j", work_s=1e6), harness.submit("other", work_s=1e6)
     harness.start(job, "t0")
@@ -271,7 +271,7 @@ def test_gpus_of_a_node_that_is_heard_are_promised_while_it_lets_go() -> None:
 # --- after records were lost ----------------------------------------------------------------------
 
 
-def doubt(harness: Harness) -> None:
+def doubt(harness: EngineHarness) -> None:
     """Another leader finds that the end of its journal is gone; all nodes but t0 report to it."""
     harness.sim.handle(LeaderStarted(epoch=2, holder="two"))
     harness.sim.handle(RecordsLost(first=9, last=9, from_s=0.0))
@@ -311,7 +311,7 @@ def test_a_doubted_gang_times_out_when_its_nodes_were_heard() -> None:
 
 def test_a_worker_that_its_node_reports_as_running_is_not_left() -> None:
     """Its node has the order to run, also where the journal has lost it."""
-    harness = Harness(gang_ready_timeout_s=TIMEOUT_S, training=3)
+    harness = EngineHarness(gang_ready_timeout_s=TIMEOUT_S, training=3)
     job = harness.submit(workers=(2, 2), work_s=1e6)
     harness.start(job, "t0", "t1")
     harness.wait(5.0)

@@ -16,8 +16,8 @@ from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.service.api.explain_job import reasons as explain_job
 from coordinator.service.api.explain_node import reasons as explain_node
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness, state
-from tests.engine.scripted_nodes import BACK_OFF_S, GPUS, REST_S, SETTINGS, BlackHole
+from tests.harness.cluster.engine import EngineHarness, state
+from tests.harness.cluster.scripted_nodes import BACK_OFF_S, GPUS, REST_S, SETTINGS, BlackHole
 
 IN_USE = "GPU t0-GPU-0 is used by process 4242"
 TIMEOUT_S = SETTINGS.gang_ready_timeout_s
@@ -139,7 +139,7 @@ def test_a_job_that_fits_nowhere_else_waits_longer_from_try_to_try() -> None:
 
 def test_a_job_does_not_grow_onto_a_node_that_was_not_ready_again_at_once() -> None:
     """It leaves that alone for the back-off and computes on; then the node may be ready."""
-    harness = Harness(delays=Delays(ready_s=1.0))
+    harness = EngineHarness(delays=Delays(ready_s=1.0))
     job = harness.submit(workers=(1, 2), work_s=1e6)
     harness.start(job, "t0")
     harness.wait(2.0)
@@ -160,7 +160,7 @@ def test_a_job_does_not_grow_onto_a_node_that_was_not_ready_again_at_once() -> N
 
 def test_a_job_that_grew_is_not_told_that_it_does_not() -> None:
     """Its new workers run; only what it released at the same time takes its grace to end."""
-    harness = Harness(training=3, delays=Delays(ready_s=1.0, stop_s=2.0 * TIMEOUT_S))
+    harness = EngineHarness(training=3, delays=Delays(ready_s=1.0, stop_s=2.0 * TIMEOUT_S))
     job = harness.submit(workers=(1, 2), work_s=1e6, grace_s=4.0 * TIMEOUT_S)
     harness.start(job, "t0", flexible=("t1",))
     harness.wait(2.0)

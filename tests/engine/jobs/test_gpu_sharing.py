@@ -26,15 +26,15 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.service.api import explain_job
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness, start, state
+from tests.harness.cluster.engine import EngineHarness, start, state
 from tests.tables import each_row
 
 DELAYS = Delays(report_s=0.5, ready_s=1.0, start_s=2.0, suspend_s=0.5, resume_s=0.5, stop_s=3.0)
 
 
-def slow_harness(training: int = 2) -> Harness:
+def slow_harness(training: int = 2) -> EngineHarness:
     """Nodes that take their time, and have been heard."""
-    harness = Harness(training=training, delays=DELAYS)
+    harness = EngineHarness(training=training, delays=DELAYS)
     harness.wait(2.0)
     return harness
 
@@ -65,7 +65,7 @@ def resume(job: JobEntry, *, is_packed: bool = False) -> Resume:
     return Resume(job_id=job.job_id, is_packed=is_packed, reason="the test says so")
 
 
-def in_turns(harness: Harness, work_s: float = 1000.0) -> tuple[JobEntry, JobEntry]:
+def in_turns(harness: EngineHarness, work_s: float = 1000.0) -> tuple[JobEntry, JobEntry]:
     """Two jobs on the same GPUs: the first is suspended and the second computes."""
     first = harness.submit("first", work_s=work_s)
     harness.start(first, "t0")
@@ -76,7 +76,9 @@ def in_turns(harness: Harness, work_s: float = 1000.0) -> tuple[JobEntry, JobEnt
     return first, second
 
 
-def busy(harness: Harness, job: JobEntry, ratio: float, memory_bytes: int | None = None) -> None:
+def busy(
+    harness: EngineHarness, job: JobEntry, ratio: float, memory_bytes: int | None = None
+) -> None:
     """Tell how busy a job keeps its GPUs."""
     profile = JobProfile(gpu_busy_ratio=ratio, gpu_memory_bytes=memory_bytes)
     job.spec = structs.replace(job.spec, profile=profile)
@@ -87,7 +89,7 @@ def busy(harness: Harness, job: JobEntry, ratio: float, memory_bytes: int | None
 
 def test_a_suspended_job_makes_no_progress_and_keeps_its_gpus() -> None:
     """Its work stands still for as long as it is suspended, and no longer."""
-    harness = Harness()
+    harness = EngineHarness()
     first, second = in_turns(harness)
     assert (state(first), state(second)) == (JobState.SUSPENDED, JobState.RUNNING)
     assert gpus_of(first) == gpus_of(second)
@@ -101,7 +103,7 @@ def test_a_suspended_job_makes_no_progress_and_keeps_its_gpus() -> None:
 
 def test_a_job_does_not_end_while_it_is_suspended() -> None:
     """However little it has left."""
-    harness = Harness()
+    harness = EngineHarness()
     first, _ = in_turns(harness, work_s=105.0)
     harness.wait(90.0)
     assert state(first) == JobState.SUSPENDED
@@ -109,7 +111,7 @@ def test_a_job_does_not_end_while_it_is_suspended() -> None:
 
 def test_a_gpu_is_charged_once_and_to_whoever_computes() -> None:
     """Turns are charged as they were taken, and the GPUs count as held once."""
-    harness = Harness()
+    harness = EngineHarness()
     first, second = in_turns(harness)
     harness.decide()  # an event, up to which GPUs are counted
     now_s = harness.engine.state.now_s
@@ -121,7 +123,7 @@ def test_a_gpu_is_charged_once_and_to_whoever_computes() -> None:
 
 def test_packed_jobs_are_charged_half_each_and_slow_each_other_down() -> None:
     """By how busy they keep a GPU: two of 0.616 make 1.46 of one (Gandiva, section 4.2)."""
-    harness = Harness()
+    harness = EngineHarness()
     first = harness.submit("first", work_s=730.0)
     busy(harness, first, 0.616)
     harness.start(first, "t0")
@@ -139,7 +141,7 @@ def test_packed_jobs_are_charged_half_each_and_slow_each_other_down() -> None:
 
 def test_whoever_is_left_alone_has_its_gpus_and_its_speed_again() -> None:
     """A companion's end changes both from that instant on."""
-    harness = Harness()
+    harness = EngineHarness()
     first = harness.submit("first", work_s=1000.0)
     harness.start(first, "t0")
     second = harness.submit("second", work_s=89.0)
@@ -156,7 +158,7 @@ def test_whoever_is_left_alone_has_its_gpus_and_its_speed_again() -> None:
 
 def test_who_comes_after_a_dead_worker_has_its_gpus_to_itself() -> None:
     """A process that dies computes no more; what it had not saved is lost, not slowed down."""
-    harness = Harness(training=1)
+    harness = EngineHarness(training=1)
     job = harness.submit(work_s=1000.0, max_restarts=1)
     harness.start(job, "t0")
     harness.wait(100.0)
@@ -172,7 +174,7 @@ def test_who_comes_after_a_dead_worker_has_its_gpus_to_itself() -> None:
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_second_computes_there_only_if_it_may_be_packed(is_packed: bool) -> None:
     """Without that word a GPU has one that computes; with it two, and never three."""
-    harness = Harness()
+    harness = EngineHarness()
     first = harness.submit("first")
     harness.start(first, "t0")
     second = harness.submit("second")
@@ -186,7 +188,7 @@ def test_a_second_computes_there_only_if_it_may_be_packed(is_packed: bool) -> No
 
 def test_packed_jobs_must_fit_into_the_memory_that_is_known() -> None:
     """What each holds on the device is told by its profile, what there is by its node."""
-    harness = Harness(gpu_memory_bytes=80)
+    harness = EngineHarness(gpu_memory_bytes=80)
     first, second = harness.submit("first"), harness.submit("second")
     busy(harness, first, 0.1, memory_bytes=50)
     busy(harness, second, 0.1, memory_bytes=31)
@@ -200,7 +202,7 @@ def test_packed_jobs_must_fit_into_the_memory_that_is_known() -> None:
 
 def test_a_turn_is_taken_only_when_it_was_given() -> None:
     """A suspended job does not go on while another computes on its GPUs."""
-    harness = Harness()
+    harness = EngineHarness()
     first, second = in_turns(harness)
     harness.decide(resume(first))
     assert state(first) == JobState.SUSPENDED
@@ -240,7 +242,7 @@ def test_a_suspended_job_can_be_preempted_and_its_place_is_the_others() -> None:
 
 def test_time_suspended_is_not_work_that_is_lost() -> None:
     """A preemption throws away what was computed since the last save, not the waiting."""
-    harness = Harness()
+    harness = EngineHarness()
     first, _ = in_turns(harness)
     harness.wait(490.0)
     harness.decide(Preempt(job_id=first.job_id, reason="test"))
@@ -273,7 +275,7 @@ def test_a_lost_journal_finds_turns_as_they_were() -> None:
 
 def test_under_a_policy_that_takes_no_turns_a_suspended_job_goes_on() -> None:
     """As soon as nobody computes on its GPUs; else it would be forgotten."""
-    harness = Harness()
+    harness = EngineHarness()
     first, second = in_turns(harness)
     harness.engine.policy = structs.replace(harness.engine.policy, shares_gpus=False)
     harness.decide()
@@ -284,7 +286,7 @@ def test_under_a_policy_that_takes_no_turns_a_suspended_job_goes_on() -> None:
 
 def test_explain_says_since_when_and_for_whom_a_job_is_suspended() -> None:
     """Every decision explains itself, also to whoever waits for it to go on."""
-    harness = Harness()
+    harness = EngineHarness()
     first, second = in_turns(harness)
     harness.decide()
     [said] = explain_job.reasons(harness.engine, first)
@@ -322,7 +324,7 @@ def test_a_moved_job_goes_on_elsewhere_from_its_save() -> None:
 
 def test_a_moved_job_that_does_not_save_loses_what_it_did() -> None:
     """The loss is the migration's, and stands apart from what preemptions cost."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(work_s=1000.0)
     harness.start(job, "t0")
     harness.wait(100.0)

@@ -10,12 +10,12 @@ from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize, Start
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness, start, state
+from tests.harness.cluster.engine import EngineHarness, start, state
 
 
 def test_a_started_job_runs_and_succeeds() -> None:
     """Work of 1000 worker-seconds on two workers takes 500 s."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(2, 2), work_s=1000.0)
     harness.start(job, "t0", "t1")
     assert state(job) == JobState.RUNNING
@@ -28,7 +28,7 @@ def test_a_started_job_runs_and_succeeds() -> None:
 
 def test_a_gang_that_is_not_ready_in_time_waits_again_free_of_charge() -> None:
     """The attempt ends, no budget is charged, and the GPUs are free."""
-    harness = Harness(delays=Delays(ready_s=1e6))
+    harness = EngineHarness(delays=Delays(ready_s=1e6))
     job = harness.submit()
     harness.start(job, "t0")
     harness.wait(harness.engine.settings.gang_ready_timeout_s + 31.0)
@@ -40,7 +40,7 @@ def test_a_gang_that_is_not_ready_in_time_waits_again_free_of_charge() -> None:
 
 def test_a_preempted_job_queues_again_with_a_higher_attempt() -> None:
     """Preemption is charged to no budget of the job's own."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.start(job, "t0")
     harness.decide(Preempt(job_id=job.job_id, reason="test"))
@@ -55,7 +55,7 @@ def test_a_preempted_job_queues_again_with_a_higher_attempt() -> None:
 )
 def test_no_job_is_preempted_twice_at_once(waits_s: float, is_for_loan: bool, count: int) -> None:
     """Not within min_runtime_s for another job's turn; a service that takes back waits for none."""
-    harness = Harness(settings=EngineSettings(policy="fifo", min_runtime_s=10.0))
+    harness = EngineHarness(settings=EngineSettings(policy="fifo", min_runtime_s=10.0))
     job = harness.submit()
     node = NodeName("t0") if is_for_loan else None
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_no_job_is_preempted_twice_at_once(waits_s: float, is_for_loan: bool, co
 
 def test_a_resize_grows_and_shrinks_without_preemption() -> None:
     """Flexible workers come and go; the attempt and the base gang stay."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 2), work_s=1000.0)
     harness.start(job, "t0")
     harness.wait(100.0)
@@ -84,7 +84,7 @@ def test_a_resize_grows_and_shrinks_without_preemption() -> None:
 
 def test_a_base_worker_is_never_released_by_a_resize() -> None:
     """A resize that names a base worker is refused and changes nothing."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 2))
     harness.start(job, "t0")
     harness.decide(Resize(job_id=job.job_id, removed_workers=(0,), reason="wrong"))
@@ -94,7 +94,7 @@ def test_a_base_worker_is_never_released_by_a_resize() -> None:
 
 def test_a_start_that_no_longer_fits_is_refused_and_changes_nothing() -> None:
     """The engine re-checks: full nodes, unknown nodes, half gangs, another GPU type."""
-    harness = Harness()
+    harness = EngineHarness()
     first = harness.submit("first")
     harness.start(first, "t0")
     job = harness.submit("second", workers=(2, 2))
@@ -114,7 +114,7 @@ def test_a_start_that_no_longer_fits_is_refused_and_changes_nothing() -> None:
 
 def test_an_own_fault_is_retried_within_the_budget_and_then_fails() -> None:
     """max_restarts = 1: the first fault requeues, the second fails the job."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(max_restarts=1)
     harness.start(job, "t0")
     harness.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 3)
@@ -128,7 +128,7 @@ def test_an_own_fault_is_retried_within_the_budget_and_then_fails() -> None:
 
 def test_a_reboot_is_a_node_fault_and_free() -> None:
     """A new boot id ends the attempts of the node; the job's own budget is untouched."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.start(job, "t0")
     harness.sim.nodes[NodeName("t0")].crash()
@@ -139,7 +139,7 @@ def test_a_reboot_is_a_node_fault_and_free() -> None:
 
 def test_a_node_fault_is_called_one_once() -> None:
     """The agent's own words say whose fault it was; the story does not say it twice."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.start(job, "t0")
     harness.sim.nodes[NodeName("t0")].crash()
@@ -151,7 +151,7 @@ def test_a_node_fault_is_called_one_once() -> None:
 
 def test_cancel_stops_the_workers_and_ends_the_job() -> None:
     """A cancelled job holds nothing and is not requeued."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.start(job, "t0")
     harness.engine.handle(JobCancelRequested(job_id=job.job_id, by="t/u"), now_s=1.0)
@@ -163,7 +163,7 @@ def test_cancel_stops_the_workers_and_ends_the_job() -> None:
 
 def test_submitting_the_same_id_twice_is_one_job() -> None:
     """A retried submit starts nothing twice."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit("same")
     assert harness.submit("same") is job
     assert harness.engine.state.counters.jobs_submitted == 1
@@ -171,7 +171,7 @@ def test_submitting_the_same_id_twice_is_one_job() -> None:
 
 def test_freed_room_can_be_promised_before_it_is_empty() -> None:
     """A start may take GPUs that a released worker still holds; it waits for them."""
-    harness = Harness(delays=Delays(stop_s=20.0))
+    harness = EngineHarness(delays=Delays(stop_s=20.0))
     elastic = harness.submit("elastic", workers=(1, 2))
     harness.start(elastic, "t0", flexible=("t1",))
     job = harness.submit("waiting")
@@ -186,7 +186,7 @@ def test_freed_room_can_be_promised_before_it_is_empty() -> None:
 
 def test_a_time_limit_ends_the_job_as_failed() -> None:
     """time_limit_s counts from the attempt's start and is not retried."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(max_restarts=5)
     job.spec = type(job.spec)(
         name="j", command=("train",), workers=job.spec.workers, gpus_per_worker=8, time_limit_s=60.0
@@ -200,7 +200,7 @@ def test_a_time_limit_ends_the_job_as_failed() -> None:
 @pytest.mark.parametrize("at_s", [100.0, 100.7])
 def test_a_time_limit_ends_the_job_at_the_very_instant_that_it_is_over(at_s: float) -> None:
     """Though `at_s + 60 - at_s` may be less than 60; nothing else happens then, or later."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     job.spec = replace(job.spec, time_limit_s=60.0)
     harness.wait(at_s)
@@ -211,7 +211,7 @@ def test_a_time_limit_ends_the_job_at_the_very_instant_that_it_is_over(at_s: flo
 
 def test_the_second_base_gang_may_not_take_a_promised_gpu() -> None:
     """A GPU has at most one holder and one nominee."""
-    harness = Harness(delays=Delays(stop_s=20.0))
+    harness = EngineHarness(delays=Delays(stop_s=20.0))
     first = harness.submit("first")
     harness.start(first, "t0")
     second, third = harness.submit("second"), harness.submit("third")
@@ -223,7 +223,7 @@ def test_the_second_base_gang_may_not_take_a_promised_gpu() -> None:
 
 def test_unknown_job_in_a_decision_is_refused() -> None:
     """A decision about nobody changes nothing."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.decide(Preempt(job_id=JobId("ghost"), reason="test"))
     assert harness.engine.state.counters.decisions_refused == 1
     assert isinstance(start(harness.submit(), "t0"), Start)

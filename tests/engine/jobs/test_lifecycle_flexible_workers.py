@@ -19,14 +19,14 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness, state
+from tests.harness.cluster.engine import EngineHarness, state
 from tests.tables import each_row
 
 BASE, FLEXIBLE = NodeName("t0"), NodeName("t1")
 
 
 def grown(
-    harness: Harness, *, launcher: Launcher = Launcher.NONE, max_restarts: int = 0
+    harness: EngineHarness, *, launcher: Launcher = Launcher.NONE, max_restarts: int = 0
 ) -> JobEntry:
     """A job that runs with its base on t0 and a flexible worker on t1."""
     job = harness.submit(
@@ -49,7 +49,7 @@ def on(node: NodeName) -> Placement:
 
 
 def ends(
-    harness: Harness,
+    harness: EngineHarness,
     name: NodeName,
     job: JobEntry,
     *,
@@ -88,7 +88,7 @@ def test_a_worker_whose_node_is_to_blame_did_not_succeed_whatever_its_exit_code(
     name: NodeName,
 ) -> None:
     """What its shim says last may be its exit code alone; the fault that the node tells counts."""
-    harness = Harness()
+    harness = EngineHarness()
     job = grown(harness)
     ends(harness, name, job, error="", exit_code=0, fault=Fault.SHIM_LOST)
     assert job.attempt.succeeded_workers == []
@@ -98,7 +98,7 @@ def test_a_worker_whose_node_is_to_blame_did_not_succeed_whatever_its_exit_code(
     assert harness.engine.check() == []
 
 
-def strike(harness: Harness, name: NodeName, job: JobEntry, how: str) -> None:
+def strike(harness: EngineHarness, name: NodeName, job: JobEntry, how: str) -> None:
     """A node takes its worker along, in one of the ways in which the engine can learn of it."""
     if how == "said":
         why = "the supervisor is gone"
@@ -126,7 +126,7 @@ WAYS = ("said", "rebooted", "silent", "confirmed dead")
 @each_row("how", WAYS)
 def test_a_lost_flexible_worker_only_shrinks_its_gang(how: str) -> None:
     """The attempt goes on with its base, which is told the new worker count; nobody is charged."""
-    harness = Harness()
+    harness = EngineHarness()
     job = grown(harness, launcher=Launcher.TORCHRUN)
     store, endpoint = job.store, job.attempt.endpoint
     strike(harness, FLEXIBLE, job, how)
@@ -144,7 +144,7 @@ def test_a_lost_flexible_worker_only_shrinks_its_gang(how: str) -> None:
 
 def test_a_job_grows_again_after_it_lost_a_flexible_worker() -> None:
     """Another resize gives it another worker, with a key that was never used."""
-    harness = Harness()
+    harness = EngineHarness()
     job = grown(harness)
     strike(harness, FLEXIBLE, job, "rebooted")
     harness.decide(Resize(job_id=job.job_id, added=(on(FLEXIBLE),), reason="room again"))
@@ -154,7 +154,7 @@ def test_a_job_grows_again_after_it_lost_a_flexible_worker() -> None:
 @each_row("how", WAYS)
 def test_a_lost_base_worker_ends_the_attempt(how: str) -> None:
     """Without its base a gang cannot go on; its flexible worker is told to stop."""
-    harness = Harness()
+    harness = EngineHarness()
     job = grown(harness)
     strike(harness, BASE, job, how)
     harness.wait(1.0)
@@ -165,7 +165,7 @@ def test_a_lost_base_worker_ends_the_attempt(how: str) -> None:
 @pytest.mark.parametrize("error", ["", "its program crashed"])
 def test_a_flexible_worker_that_fails_by_itself_is_its_jobs_own_fault(error: str) -> None:
     """The program is the same on every node, so that its failure is no node's."""
-    harness = Harness()
+    harness = EngineHarness()
     job = grown(harness)
     ends(harness, FLEXIBLE, job, error=error, exit_code=1)
     harness.wait(1.0)
@@ -174,7 +174,7 @@ def test_a_flexible_worker_that_fails_by_itself_is_its_jobs_own_fault(error: str
 
 def test_a_flexible_worker_that_is_lost_while_it_comes_ends_the_resize() -> None:
     """The others never stopped, and go on as if nobody had been asked to join."""
-    harness = Harness(delays=Delays(ready_s=5.0))
+    harness = EngineHarness(delays=Delays(ready_s=5.0))
     job = harness.submit(workers=(1, 2), work_s=1e6)
     harness.start(job, BASE)
     harness.wait(6.0)
@@ -188,7 +188,7 @@ def test_a_flexible_worker_that_is_lost_while_it_comes_ends_the_resize() -> None
 
 def test_a_gang_that_never_ran_is_requeued_without_its_flexible_worker() -> None:
     """Nothing was done that could go on: a start is whole or it is none."""
-    harness = Harness(delays=Delays(ready_s=5.0))
+    harness = EngineHarness(delays=Delays(ready_s=5.0))
     job = harness.submit(workers=(1, 2), work_s=1e6)
     harness.start(job, BASE, flexible=(FLEXIBLE,))
     harness.wait(1.0)
@@ -205,7 +205,7 @@ def test_a_flexible_worker_that_finished_does_not_stand_for_a_base_that_failed(
     max_restarts: int, after: JobState
 ) -> None:
     """The base alone does the work: its failure is retried, or fails the job."""
-    harness = Harness()
+    harness = EngineHarness()
     job = grown(harness, max_restarts=max_restarts)
     ends(harness, FLEXIBLE, job, exit_code=0)
     assert (state(job), job.running_workers) == (JobState.RUNNING, 1)
@@ -219,7 +219,7 @@ def test_a_flexible_worker_that_finished_does_not_stand_for_a_base_that_was_pree
     *, is_ordered_first: bool
 ) -> None:
     """A base that leaves for the order has work left, whenever its flexible worker ended."""
-    harness = Harness()
+    harness = EngineHarness()
     job = grown(harness)
     harness.toggle_deaf(BASE)
     harness.toggle_deaf(FLEXIBLE)
@@ -235,7 +235,7 @@ def test_a_flexible_worker_that_finished_does_not_stand_for_a_base_that_was_pree
 
 def test_the_next_attempt_of_a_grown_job_counts_its_own_finished_workers_only() -> None:
     """A finished base worker of an attempt that failed is none of the next attempt."""
-    harness = Harness(training=3)
+    harness = EngineHarness(training=3)
     job = harness.submit(workers=(2, 3), work_s=1e6, max_restarts=3)
     harness.start(job, BASE, FLEXIBLE)
     harness.decide(Resize(job_id=job.job_id, added=(on(NodeName("t2")),), reason="room"))
@@ -257,7 +257,7 @@ def test_the_next_attempt_of_a_grown_job_counts_its_own_finished_workers_only() 
 
 def test_a_base_that_finished_ends_its_flexible_worker_well() -> None:
     """What the flexible worker does after that changes nothing."""
-    harness = Harness()
+    harness = EngineHarness()
     job = grown(harness)
     harness.toggle_deaf(FLEXIBLE)
     ends(harness, BASE, job, exit_code=0)

@@ -17,10 +17,10 @@ from coordinator.policies.contract.decisions import FAIR_SHARE, Allocation, Wait
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.service.api.rows import job_row
 from coordinator.sim.report.waits import waits_by_size
-from tests.engine.harness import Harness, start
+from tests.harness.cluster.engine import EngineHarness, start
 
 
-class Talking(Harness):
+class Talking(EngineHarness):
     """A harness whose policy also says what jobs wait for."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Talking(Harness):
         self.decide()
 
 
-def spent(harness: Harness, job: JobEntry) -> dict[str, float]:
+def spent(harness: EngineHarness, job: JobEntry) -> dict[str, float]:
     """Seconds by kind up to now."""
     return spent_s(job, harness.sim.loop.now_s)
 
@@ -98,7 +98,7 @@ def test_the_sums_outlive_the_leader() -> None:
 def test_who_is_kept_back_by_its_tenant_s_quota_waits_for_its_fair_share() -> None:
     """Under any policy: the rules of tenants say it, as the policy does not see the job."""
     tenants = (TenantSettings(name="trace", guarantee_gpus=0, borrow_limit_gpus=0),)
-    harness = Harness(
+    harness = EngineHarness(
         training=1, inference=0, settings=EngineSettings(policy="fifo", tenants=tenants)
     )
     harness.engine.policy = Engine(harness.engine.settings).policy

@@ -16,19 +16,19 @@ from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
-from tests.builders import make_spec
-from tests.engine.harness import Harness, start, state
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, start, state
 
 
-def cell() -> Harness:
+def cell() -> EngineHarness:
     """Three training nodes; t0 and t1 have the label that jobs here require."""
-    harness = Harness(training=3, inference=0, delays=Delays())
+    harness = EngineHarness(training=3, inference=0, delays=Delays())
     label(harness, "t0", "rack=r7 nvlink")
     label(harness, "t1", "rack=r8")
     return harness
 
 
-def label(harness: Harness, node: str, text: str) -> None:
+def label(harness: EngineHarness, node: str, text: str) -> None:
     """An operator sets labels."""
     harness.sim.handle(
         OperatorAsked(action=OperatorAction.LABEL, by="ops/a", target=node, value=text)
@@ -36,7 +36,7 @@ def label(harness: Harness, node: str, text: str) -> None:
     harness.settle()
 
 
-def submit(harness: Harness, name: str = "j", **fields: object) -> JobEntry:
+def submit(harness: EngineHarness, name: str = "j", **fields: object) -> JobEntry:
     """A job of up to three workers that fill a node each."""
     spec = replace(make_spec(name, workers=(1, 3), gpus_per_worker=8), **fields)
     now_s = harness.sim.loop.now_s
@@ -45,7 +45,7 @@ def submit(harness: Harness, name: str = "j", **fields: object) -> JobEntry:
     return harness.engine.state.jobs[JobId(name)]
 
 
-def view(harness: Harness, job: JobEntry) -> JobView:
+def view(harness: EngineHarness, job: JobEntry) -> JobView:
     """The job as a policy sees it; the engine's derived views are checked as well."""
     assert harness.engine.check() == []
     return next(seen for seen in harness.engine.snapshot().jobs if seen.job_id == job.job_id)
@@ -151,7 +151,7 @@ def test_nodes_kept_one_by_one_are_those_found_anew(
     texts: list[str], require: list[str], exclude: list[str]
 ) -> None:
     """Whatever labels come and go, the excluded nodes are those of a fresh look at all nodes."""
-    harness = Harness(training=2, inference=1)
+    harness = EngineHarness(training=2, inference=1)
     spec = make_spec("j", workers=(1, 1))
     spec = replace(spec, require=tuple(require), exclude=tuple(exclude))
     nodes = harness.engine.state.nodes
@@ -167,6 +167,6 @@ def test_nodes_kept_one_by_one_are_those_found_anew(
         assert set(kept.of(spec)) == _barred(harness, spec)
 
 
-def _barred(harness: Harness, spec: JobSpec) -> set[NodeName]:
+def _barred(harness: EngineHarness, spec: JobSpec) -> set[NodeName]:
     nodes = harness.engine.state.nodes.values()
     return {node.name for node in nodes if node_selection.why_not_on(spec, node)}

@@ -11,8 +11,8 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.jobs import numbers
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.engine.state.settings import EngineSettings
-from tests.builders import make_spec
-from tests.engine.harness import Harness
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness
 
 SPEC = make_spec("job")
 
@@ -59,7 +59,7 @@ def test_jobs_of_a_state_without_numbers_get_them_in_order_of_submission() -> No
 
 def test_a_job_that_is_rebuilt_from_a_ledger_has_its_number_and_its_own_variables() -> None:
     """JetStream is lost while no coordinator leads; people still know the job by its number."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     harness.submit("first")
     job = harness.submit("second")
     harness.start(job, "t0")

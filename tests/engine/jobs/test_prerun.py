@@ -29,21 +29,21 @@ from coordinator.policies.contract.job_groups import Behind
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
-from tests.builders import make_spec
-from tests.engine.harness import Harness, start, state
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, start, state
 
 RULES = read_rules()
 GANG = WorkerRange(min=2, max=2)
 TIME_S = 600.0
 
 
-def cell(*, delays: Delays | None = None) -> Harness:
+def cell(*, delays: Delays | None = None) -> EngineHarness:
     """Two training nodes of 8 GPUs."""
     settings = EngineSettings(policy="fifo", min_runtime_s=0.0)
-    return Harness(training=2, inference=0, settings=settings, delays=delays)
+    return EngineHarness(training=2, inference=0, settings=settings, delays=delays)
 
 
-def taking_turns() -> Harness:
+def taking_turns() -> EngineHarness:
     """The same cell under a policy that suspends."""
     harness = cell()
     harness.engine.policy = replace(harness.engine.policy, shares_gpus=True)
@@ -51,7 +51,7 @@ def taking_turns() -> Harness:
 
 
 def submit(
-    harness: Harness,
+    harness: EngineHarness,
     name: str = "j",
     *,
     time_s: float | None = TIME_S,
@@ -309,12 +309,12 @@ WORK_S = 10_000.0
 """Worker-seconds of the gang of `submit`, which has two workers."""
 
 
-def view(harness: Harness, name: str = "j") -> JobView:
+def view(harness: EngineHarness, name: str = "j") -> JobView:
     """A job as policies see it."""
     return next(job for job in harness.engine.snapshot().jobs if job.job_id == name)
 
 
-def fails_on(harness: Harness, job: JobEntry, node: str) -> None:
+def fails_on(harness: EngineHarness, job: JobEntry, node: str) -> None:
     """Its pre-run fails there by what another node may do better."""
     harness.start(job, node)
     worker = job.workers[0]
@@ -329,7 +329,7 @@ def test_a_node_is_left_alone_only_where_the_others_take_the_gang(
 ) -> None:
     """One worker fits without it, a gang of all nodes does not; it may start at once then."""
     settings = EngineSettings(policy="fifo", min_runtime_s=0.0)
-    harness = Harness(training=nodes, inference=0, settings=settings)
+    harness = EngineHarness(training=nodes, inference=0, settings=settings)
     job = submit(harness)
     fails_on(harness, job, "t0")
     harness.start(job, "t1")
@@ -341,7 +341,7 @@ def test_a_node_is_left_alone_only_where_the_others_take_the_gang(
 def test_of_two_nodes_the_one_to_be_left_for_longer_is() -> None:
     """Where the gang can do without one of them alone."""
     settings = EngineSettings(policy="fifo", min_runtime_s=0.0)
-    harness = Harness(training=3, inference=0, settings=settings)
+    harness = EngineHarness(training=3, inference=0, settings=settings)
     job = submit(harness)
     fails_on(harness, job, "t0")
     known = job.retry.avoided

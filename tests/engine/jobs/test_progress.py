@@ -7,13 +7,13 @@ import pytest
 from coordinator.engine.jobs.progress import SAVES_KEPT
 from coordinator.engine.state.tables import StepTimes
 from coordinator.service.api.rows import save_rows
-from tests.engine.harness import Harness
 from tests.engine.stopped_jobs import SLOW, running, says
+from tests.harness.cluster.engine import EngineHarness
 
 
 def test_the_latest_saves_of_a_job_are_remembered_once_each() -> None:
     """By when the job claimed them; one that is verified later is the same save."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     job = running(harness, "t0")
     began_s = harness.sim.loop.now_s
     says(harness, job, 10, is_verified=False)
@@ -64,7 +64,7 @@ def test_a_measurement_names_the_gpus_of_its_attempt() -> None:
 
 def test_a_snapshot_says_where_a_step_time_was_measured() -> None:
     """Policies learn by GPU type, so they are told the type with the seconds and the workers."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     job = harness.submit("a", work_s=1e6)
     harness.start(job, "t0")
     for step in (100, 300):

@@ -35,8 +35,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
-from tests.builders import make_spec
-from tests.engine.harness import Harness, state
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, state
 from tests.tables import each_row
 
 JOB = JobId("j")
@@ -44,7 +44,7 @@ P = WorkerPhase
 STORE = WorkerKey(JOB, 1, STORE_INDEX)
 
 
-def gang(harness: Harness, *, max_restarts: int = 0) -> JobEntry:
+def gang(harness: EngineHarness, *, max_restarts: int = 0) -> JobEntry:
     """An elastic job under torchrun with two base workers and a flexible one, which runs."""
     job = harness.submit("j", workers=(2, 3), launcher=Launcher.TORCHRUN, max_restarts=max_restarts)
     harness.start(job, "t0", "t1", flexible=("t2",))
@@ -216,7 +216,7 @@ def test_a_store_that_its_node_no_longer_holds_is_a_node_fault() -> None:
 
 def test_an_attempt_restarts_when_its_store_was_killed() -> None:
     """What it knew is gone, so nobody could join again: a new attempt with a store of its own."""
-    harness = Harness(training=3)
+    harness = EngineHarness(training=3)
     job = gang(harness)
     harness.sim.nodes[NodeName("t0")].exited(STORE, -9)
     harness.wait(1.0)
@@ -230,7 +230,7 @@ def test_an_attempt_restarts_when_its_store_was_killed() -> None:
 
 def test_a_store_lives_through_the_loss_of_a_flexible_worker() -> None:
     """It is beside worker 0, which is a base worker; a node that goes home takes no store along."""
-    harness = Harness(training=3)
+    harness = EngineHarness(training=3)
     job = gang(harness)
     harness.sim.handle(OperatorAsked(action=OperatorAction.DRAIN, target="t2", by="a/b"))
     harness.wait(60.0)
@@ -242,7 +242,7 @@ def test_a_store_lives_through_the_loss_of_a_flexible_worker() -> None:
 @pytest.mark.parametrize("end", ["success", "cancel"])
 def test_a_store_ends_with_its_attempt(end: str) -> None:
     """Nobody is left to meet there; the job does not wait for it, and nothing stays behind."""
-    harness = Harness(training=3)
+    harness = EngineHarness(training=3)
     job = gang(harness)
     if end == "success":
         harness.wait(1000.0)
@@ -258,7 +258,7 @@ def test_a_store_ends_with_its_attempt(end: str) -> None:
 
 def test_a_coordinator_without_a_journal_finds_a_store_again() -> None:
     """It is in the node's ledger as its workers are, so it is neither stopped nor in the way."""
-    harness = Harness(training=3)
+    harness = EngineHarness(training=3)
     gang(harness)
     harness.lose_journal()
     job = harness.engine.state.jobs[JOB]
@@ -272,7 +272,7 @@ def test_a_coordinator_without_a_journal_finds_a_store_again() -> None:
 
 def test_a_store_outlives_its_first_worker_and_not_the_last() -> None:
     """Worker 0 may end before the others do, who still meet there."""
-    harness = Harness(training=3)
+    harness = EngineHarness(training=3)
     job = gang(harness)
     harness.sim.nodes[NodeName("t0")].exited(WorkerKey(JOB, 1, 0), 0)
     harness.wait(1.0)

@@ -14,7 +14,7 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import ProgressReported
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
-from tests.engine.harness import Harness, state
+from tests.harness.cluster.engine import EngineHarness, state
 
 PACE_S = 0.5
 EVERY_S = 10.0
@@ -119,7 +119,7 @@ def test_an_interrupted_measurement_counts_nothing(interruption: str) -> None:
 
 
 def tells(
-    harness: Harness, job: JobEntry, seconds: float, *, step: int, pace_s: float = PACE_S
+    harness: EngineHarness, job: JobEntry, seconds: float, *, step: int, pace_s: float = PACE_S
 ) -> int:
     """A job computes for a while and tells its step each `EVERY_S`; the last step."""
     for _ in range(round(seconds / EVERY_S)):
@@ -133,7 +133,7 @@ def tells(
     return step
 
 
-def resized(harness: Harness, *, pause_s: float = 23.0) -> tuple[JobEntry, int]:
+def resized(harness: EngineHarness, *, pause_s: float = 23.0) -> tuple[JobEntry, int]:
     """A job of one to two workers of 8 GPUs that has grown, with a pause, and told enough since."""
     job = harness.submit("j", workers=(1, 2), work_s=1e6)
     harness.start(job, "t0")
@@ -147,7 +147,7 @@ def resized(harness: Harness, *, pause_s: float = 23.0) -> tuple[JobEntry, int]:
 
 def test_a_measured_resize_is_booked_shown_and_seen_by_policies() -> None:
     """All GPUs of the gang stood still: job, cell and story say so, and a policy sees the cost."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job, _ = resized(harness)
     assert job.resizes.cost_s == pytest.approx(23.0)
     assert job.lost_gpu_s == pytest.approx(16 * 23.0)
@@ -164,7 +164,7 @@ def test_a_measured_resize_is_booked_shown_and_seen_by_policies() -> None:
 
 def test_what_a_resize_lost_is_not_lost_again_with_the_attempt() -> None:
     """A preemption later books all that was computed but what the resize has booked already."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job, _ = resized(harness)
     by_resize_gpu_s = job.lost_gpu_s
     harness.decide(Preempt(job_id=job.job_id, reason="test"))
@@ -176,7 +176,7 @@ def test_what_a_resize_lost_is_not_lost_again_with_the_attempt() -> None:
 
 def test_a_released_worker_is_a_resize_as_well() -> None:
     """A reclaim that takes a flexible worker restarts the gang like any resize."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job, _step = resized(harness)
     harness.sim.engine.state.counters.resize_cost_gpu_s = 0.0
     [flexible] = [index for index, worker in job.workers.items() if worker.is_flexible]
@@ -190,7 +190,7 @@ def test_a_released_worker_is_a_resize_as_well() -> None:
 
 def test_a_job_without_words_keeps_the_assumed_cost() -> None:
     """Nothing is measured, nothing booked, and the view is what it was."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job = harness.submit("j", workers=(1, 2), work_s=1e6)
     harness.start(job, "t0")
     harness.wait(60.0)
@@ -204,7 +204,7 @@ def test_a_job_without_words_keeps_the_assumed_cost() -> None:
 
 def test_the_cost_outlives_its_coordinator() -> None:
     """A snapshot holds what was measured."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job, _ = resized(harness)
     blob = harness.engine.encode_state()
     assert decode_state(blob).jobs[job.job_id].resizes == job.resizes

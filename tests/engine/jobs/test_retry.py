@@ -21,7 +21,7 @@ from coordinator.policies.registry import policy
 from coordinator.service.api import explain_job
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.outages import Crash
-from tests.engine.harness import Harness, state
+from tests.harness.cluster.engine import EngineHarness, state
 from tests.tables import each_row
 
 RULES = read_rules()
@@ -33,7 +33,7 @@ def settings(**changed: object) -> EngineSettings:
     return replace(EngineSettings(policy="fifo", min_runtime_s=0.0), **changed)
 
 
-def rest(harness: Harness, job: JobEntry) -> float:
+def rest(harness: EngineHarness, job: JobEntry) -> float:
     """Wait until its pause is over; how long that was."""
     at_s = job.retry.at_s
     if at_s is None:
@@ -43,7 +43,7 @@ def rest(harness: Harness, job: JobEntry) -> float:
     return wait_s
 
 
-def again(harness: Harness, job: JobEntry) -> float:
+def again(harness: EngineHarness, job: JobEntry) -> float:
     """The same, and have it run once more on a node that it does not leave alone."""
     wait_s = rest(harness, job)
     harness.start(job, "t0" if "t0" not in job.retry.avoid_nodes else "t1")
@@ -52,13 +52,13 @@ def again(harness: Harness, job: JobEntry) -> float:
     return wait_s
 
 
-def why(harness: Harness, job: JobEntry) -> str:
+def why(harness: EngineHarness, job: JobEntry) -> str:
     """What its user reads of it."""
     return "; ".join(explain_job.reasons(harness.engine, job))
 
 
 def running(
-    harness: Harness, *nodes: str, max_restarts: int = 5, codes: tuple[int, ...] = ()
+    harness: EngineHarness, *nodes: str, max_restarts: int = 5, codes: tuple[int, ...] = ()
 ) -> JobEntry:
     """A gang on whole nodes that may fail so often."""
     job = harness.submit(workers=(len(nodes), len(nodes)), work_s=1e6, max_restarts=max_restarts)
@@ -69,7 +69,9 @@ def running(
     return job
 
 
-def fail(harness: Harness, job: JobEntry, failure: Failure | str | None, index: int = 0) -> None:
+def fail(
+    harness: EngineHarness, job: JobEntry, failure: Failure | str | None, index: int = 0
+) -> None:
     """A worker of the job ends by itself with exit code 1, and its node says why."""
     worker = job.workers[index]
     said = RULES.failure(failure) if isinstance(failure, str) else failure
@@ -83,7 +85,7 @@ def fail(harness: Harness, job: JobEntry, failure: Failure | str | None, index: 
 )
 def test_the_class_decides_within_the_job_s_own_budget(reason: str | None, tries: int) -> None:
     """Hopeless failures are not tried again, others as often as their user allows."""
-    harness = Harness(training=3, inference=0, settings=settings())
+    harness = EngineHarness(training=3, inference=0, settings=settings())
     job = running(harness, "t0", max_restarts=3)
     for _ in range(tries):
         fail(harness, job, reason)
@@ -97,7 +99,7 @@ def test_the_class_decides_within_the_job_s_own_budget(reason: str | None, tries
 
 def test_exit_codes_that_a_user_listed_are_tried_again_in_any_case() -> None:
     """The list is the user's own word: the class only says where and when."""
-    harness = Harness(training=2, inference=0, settings=settings())
+    harness = EngineHarness(training=2, inference=0, settings=settings())
     job = running(harness, "t0", max_restarts=2, codes=(1,))
     fail(harness, job, "syntax_error")
     assert state(job) == JobState.PENDING
@@ -105,7 +107,7 @@ def test_exit_codes_that_a_user_listed_are_tried_again_in_any_case() -> None:
 
 def test_an_exit_code_that_is_not_listed_is_not_tried_again() -> None:
     """Whatever the class says."""
-    harness = Harness(training=2, inference=0, settings=settings())
+    harness = EngineHarness(training=2, inference=0, settings=settings())
     job = running(harness, "t0", codes=(7,))
     fail(harness, job, "cuda_failure")
     assert state(job) == JobState.FAILED
@@ -113,7 +115,9 @@ def test_an_exit_code_that_is_not_listed_is_not_tried_again() -> None:
 
 def test_the_setting_leaves_all_to_the_budget() -> None:
     """Without classes a hopeless failure is tried again, at once and anywhere."""
-    harness = Harness(training=2, inference=0, settings=settings(retry_by_failure_class=False))
+    harness = EngineHarness(
+        training=2, inference=0, settings=settings(retry_by_failure_class=False)
+    )
     job = running(harness, "t0", max_restarts=1)
     fail(harness, job, "gpu_out_of_memory")
     assert state(job) == JobState.PENDING
@@ -126,7 +130,7 @@ def test_the_setting_leaves_all_to_the_budget() -> None:
 
 def test_a_preemption_by_others_costs_no_budget() -> None:
     """A log that names it is believed; a mere signal is not, since any program can send one."""
-    harness = Harness(training=2, inference=0, settings=settings())
+    harness = EngineHarness(training=2, inference=0, settings=settings())
     job = running(harness, "t0", max_restarts=0)
     fail(harness, job, "job_preempted")
     assert (state(job), job.counts.own_faults) == (JobState.PENDING, 0)
@@ -138,7 +142,7 @@ def test_a_preemption_by_others_costs_no_budget() -> None:
 
 def test_back_off_doubles_up_to_its_limit_and_no_policy_sees_the_job_before() -> None:
     """A policy cannot start what it does not see; the engine wakes when it may."""
-    harness = Harness(training=2, inference=0, settings=settings(retry_backoff_max_s=100.0))
+    harness = EngineHarness(training=2, inference=0, settings=settings(retry_backoff_max_s=100.0))
     job = running(harness, "t0", max_restarts=9)
     for wait_s in (30.0, 60.0, 100.0, 100.0):
         fail(harness, job, "mpi_error")
@@ -157,7 +161,7 @@ def test_back_off_doubles_up_to_its_limit_and_no_policy_sees_the_job_before() ->
 
 def test_a_failure_of_the_node_is_avoided_by_every_placing_rule() -> None:
     """The node of the worker that failed is no place for the next attempt, the others are."""
-    harness = Harness(training=3, inference=0, settings=settings())
+    harness = EngineHarness(training=3, inference=0, settings=settings())
     job = running(harness, "t0", "t1")
     fail(harness, job, "cuda_failure", index=1)
     assert job.retry.avoid_nodes == ["t1"]
@@ -171,7 +175,7 @@ def test_a_failure_of_the_node_is_avoided_by_every_placing_rule() -> None:
 
 def test_a_node_is_not_avoided_where_nobody_else_has_room() -> None:
     """A gang that needs every node would wait for ever."""
-    harness = Harness(training=2, inference=0, settings=settings())
+    harness = EngineHarness(training=2, inference=0, settings=settings())
     job = running(harness, "t0", "t1")
     fail(harness, job, "cuda_failure")
     assert job.retry.avoid_nodes == []
@@ -179,7 +183,7 @@ def test_a_node_is_not_avoided_where_nobody_else_has_room() -> None:
 
 def test_a_job_does_not_wait_for_ever_for_another_node() -> None:
     """After `retry_avoid_s` of waiting the node on which it failed will do."""
-    harness = Harness(training=2, inference=0, settings=settings(retry_avoid_s=500.0))
+    harness = EngineHarness(training=2, inference=0, settings=settings(retry_avoid_s=500.0))
     job = running(harness, "t0")
     fail(harness, job, "cuda_failure")
     harness.wait(499.0)
@@ -191,7 +195,7 @@ def test_a_job_does_not_wait_for_ever_for_another_node() -> None:
 @pytest.mark.parametrize("is_act", [True, False])
 def test_a_node_with_bad_memory_is_cordoned_or_named(is_act: bool) -> None:
     """The operator chooses: a job writes its own log, and could name any node in it."""
-    harness = Harness(training=2, inference=0, settings=settings(cordon_suspect_nodes=is_act))
+    harness = EngineHarness(training=2, inference=0, settings=settings(cordon_suspect_nodes=is_act))
     job = running(harness, "t0")
     fail(harness, job, "gpu_ecc_error")
     assert harness.node("t0").cordon.is_cordoned == is_act
@@ -201,7 +205,7 @@ def test_a_node_with_bad_memory_is_cordoned_or_named(is_act: bool) -> None:
 
 def test_the_root_cause_of_a_gang_counts_whoever_speaks_first() -> None:
     """A peer sees the connection break before the node of the cause has reported it."""
-    harness = Harness(training=2, inference=0, settings=settings(), delays=Delays(stop_s=5.0))
+    harness = EngineHarness(training=2, inference=0, settings=settings(), delays=Delays(stop_s=5.0))
     job = running(harness, "t0", "t1")
     cause = job.workers[1]
     fail(harness, job, "mpi_error", index=0)
@@ -219,7 +223,7 @@ def test_the_root_cause_of_a_gang_counts_whoever_speaks_first() -> None:
 
 def test_an_echo_after_the_cause_changes_nothing() -> None:
     """What is less telling comes too late."""
-    harness = Harness(training=2, inference=0, settings=settings(), delays=Delays(stop_s=5.0))
+    harness = EngineHarness(training=2, inference=0, settings=settings(), delays=Delays(stop_s=5.0))
     job = running(harness, "t0", "t1")
     echo = job.workers[1]
     fail(harness, job, "gpu_out_of_memory", index=0)
@@ -234,7 +238,7 @@ def test_an_echo_after_the_cause_changes_nothing() -> None:
 
 def test_what_is_remembered_of_failures_outlives_the_leader() -> None:
     """Back-off, avoided nodes and counts are part of the saved state."""
-    harness = Harness(training=2, inference=0, settings=settings())
+    harness = EngineHarness(training=2, inference=0, settings=settings())
     job = running(harness, "t0")
     fail(harness, job, "mpi_error")
     reborn = Engine(settings(), decode_state(harness.engine.encode_state()))
@@ -246,7 +250,7 @@ def test_what_is_remembered_of_failures_outlives_the_leader() -> None:
 @each_row("reason", ["no_signature", "traceback_from_crash", "mpi_error", None])
 def test_sixty_restarts_are_sixty_with_a_pause_that_grows(reason: str | None) -> None:
     """Whatever passes is tried as often as its user says, never sixty times in a minute."""
-    harness = Harness(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
+    harness = EngineHarness(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
     job = running(harness, "t0", max_restarts=60)
     pauses: list[float] = []
     for _ in range(60):
@@ -271,7 +275,7 @@ def test_good_running_sets_back_the_pause_and_the_budget_where_its_user_says_so(
     runs: list[float], *, resets: bool
 ) -> None:
     """A fault that comes after each two hours would be tried for ever: only a user knows better."""
-    harness = Harness(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
+    harness = EngineHarness(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
     job = running(harness, "t0", max_restarts=2)
     if resets:
         retry = replace(job.spec.retry, reset_after_s=7200.0)
@@ -291,7 +295,7 @@ def test_good_running_sets_back_the_pause_and_the_budget_where_its_user_says_so(
 
 def test_a_job_in_its_pause_can_be_cancelled_and_says_what_it_waits_for() -> None:
     """Which restart, of how many, and when."""
-    harness = Harness(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
+    harness = EngineHarness(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
     job = running(harness, "t0", max_restarts=60)
     fail(harness, job, None)
     again(harness, job)
@@ -319,7 +323,7 @@ def test_what_ended_a_job_is_told_with_the_way_out(
     reason: str, retry: RetrySpec, said: str
 ) -> None:
     """A user reads which rule it was, and what to write for another end."""
-    harness = Harness(training=2, inference=0, settings=settings())
+    harness = EngineHarness(training=2, inference=0, settings=settings())
     job = running(harness, "t0")
     job.spec = replace(job.spec, retry=retry)
     failure = RULES.failure("cuda_failure" if reason == "once" else reason)
@@ -332,7 +336,7 @@ def test_what_ended_a_job_is_told_with_the_way_out(
 
 def test_a_job_that_its_own_fault_did_not_end_tells_no_rule_of_retries() -> None:
     """One that was cancelled after a fault has nothing to set right."""
-    harness = Harness(training=2, inference=0, settings=settings())
+    harness = EngineHarness(training=2, inference=0, settings=settings())
     job = running(harness, "t0", max_restarts=3)
     fail(harness, job, None)
     harness.engine.handle(
@@ -352,7 +356,7 @@ def test_a_survivor_that_loses_a_peer_which_left_costs_no_restart(
 ) -> None:
     """A flexible worker was asked to leave: the connection that breaks then is no fault of the
     job's. Later, or with another failure, it is."""
-    harness = Harness(training=3, inference=0, settings=settings())
+    harness = EngineHarness(training=3, inference=0, settings=settings())
     job = harness.submit(workers=(1, 2), work_s=1e6)
     harness.start(job, "t0", flexible=("t1",))
     harness.settle()
@@ -368,7 +372,7 @@ def test_a_survivor_that_loses_a_peer_which_left_costs_no_restart(
 
 def test_a_base_worker_that_is_done_early_makes_no_fault_free() -> None:
     """A gang whose first worker leaves with success would else break, free, for ever."""
-    harness = Harness(training=2, inference=0, settings=settings())
+    harness = EngineHarness(training=2, inference=0, settings=settings())
     job = running(harness, "t0", "t1", max_restarts=0)
     harness.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 0)
     harness.settle()
@@ -380,7 +384,7 @@ def test_a_base_worker_that_is_done_early_makes_no_fault_free() -> None:
 def test_a_node_that_was_lost_explains_what_its_peers_saw(reason: str, *, is_node_s: bool) -> None:
     """The others' connection breaks at once; that a node is dead is known later. It is the node's
     fault then, free of charge, also where the job has no restart; another failure stays its own."""
-    harness = Harness(training=3, inference=0, settings=settings(), delays=Delays(stop_s=5.0))
+    harness = EngineHarness(training=3, inference=0, settings=settings(), delays=Delays(stop_s=5.0))
     job = running(harness, "t0", "t1", max_restarts=0)
     harness.toggle_deaf(NodeName("t1"))
     fail(harness, job, reason, index=0)
@@ -405,7 +409,7 @@ DOWN_S = 30.0
 )
 def test_a_waiting_job_says_how_often_its_nodes_failed_it(times: int, said: list[str]) -> None:
     """Each loss of a node counts once, and a job that lost none says nothing of it."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit("j", workers=(1, 1), work_s=1e6)
     for _ in range(times):
         harness.start(job, "t0")

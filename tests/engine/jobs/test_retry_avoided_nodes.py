@@ -16,9 +16,9 @@ from coordinator.engine.state.tables import Avoided, JobEntry, RetryEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.service.api.explain_job import reasons as explain_job
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness, state
 from tests.engine.jobs.test_retry import fail
-from tests.engine.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
+from tests.harness.cluster.engine import EngineHarness, state
+from tests.harness.cluster.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 
 MISSING = Refusal("workdir: no such directory: /data/x", Fault.JOB, "workdir")
 AVOID_S = SETTINGS.retry_avoid_s
@@ -26,7 +26,7 @@ TIMEOUT_S, REST_S = 10.0, 100.0
 T0, T1, T2 = (NodeName(f"t{number}") for number in range(3))
 
 
-def harness_of(nodes: int = 4) -> Harness:
+def harness_of(nodes: int = 4) -> EngineHarness:
     """Training nodes with which a test does as it likes."""
     settings = EngineSettings(
         policy="fifo",
@@ -34,10 +34,10 @@ def harness_of(nodes: int = 4) -> Harness:
         gang_ready_timeout_s=TIMEOUT_S,
         retry_backoff_s=REST_S,
     )
-    return Harness(training=nodes, inference=0, delays=Delays(ready_s=1.0), settings=settings)
+    return EngineHarness(training=nodes, inference=0, delays=Delays(ready_s=1.0), settings=settings)
 
 
-def started(harness: Harness) -> JobEntry:
+def started(harness: EngineHarness) -> JobEntry:
     """A job that runs on t0, could grow, and may fail by its own fault."""
     job = harness.submit(workers=(1, 3), work_s=1e7, max_restarts=3)
     harness.start(job, "t0")
@@ -46,7 +46,7 @@ def started(harness: Harness) -> JobEntry:
     return job
 
 
-def grows_in_vain(harness: Harness, job: JobEntry, name: NodeName) -> float:
+def grows_in_vain(harness: EngineHarness, job: JobEntry, name: NodeName) -> float:
     """A job that runs waits for a node until its time is over; when that was."""
     harness.toggle_deaf(name)
     added = (Placement(node=name, worker_count=1, is_flexible=True),)
@@ -160,7 +160,7 @@ def test_where_not_all_can_be_left_alone_the_node_of_its_own_fault_is_tried_firs
     assert (state(job), job.retry.avoid_nodes, job.retry.at_s) == (JobState.PENDING, [T1, T2], None)
 
 
-def reboot(harness: Harness, name: NodeName) -> None:
+def reboot(harness: EngineHarness, name: NodeName) -> None:
     """A node boots anew, and holds nothing."""
     node = harness.node(name)
     harness.sim.handle(

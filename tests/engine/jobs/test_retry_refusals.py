@@ -9,8 +9,8 @@ from common.model import JobState, NodeName, RetrySpec
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import OperatorAction, PassDue
 from coordinator.engine.state.tables import JobEntry
-from tests.engine.harness import state
-from tests.engine.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
+from tests.harness.cluster.engine import state
+from tests.harness.cluster.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 from tests.tables import each_row
 
 WORKDIR = "workdir '/data/run' is not a directory on this node"

@@ -14,15 +14,15 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import ProgressReported, ProgressStopped
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
-from tests.builders import make_spec
-from tests.engine.harness import Harness, state
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, state
 from tests.tables import each_row
 
 FLOOR_S = 120.0
 """`stalled_after_s` by default."""
 
 
-def told(harness: Harness, *, gap_s: float = 10.0, words: int = 5) -> JobEntry:
+def told(harness: EngineHarness, *, gap_s: float = 10.0, words: int = 5) -> JobEntry:
     """A job that runs and has told some steps."""
     job = harness.submit("j", workers=(1, 2), work_s=1e6, max_restarts=2)
     harness.start(job, "t0")
@@ -32,7 +32,7 @@ def told(harness: Harness, *, gap_s: float = 10.0, words: int = 5) -> JobEntry:
     return job
 
 
-def tells(harness: Harness, job: JobEntry, step: int) -> None:
+def tells(harness: EngineHarness, job: JobEntry, step: int) -> None:
     """It tells a step."""
     progress = Progress(step=step)
     harness.sim.handle(
@@ -40,14 +40,14 @@ def tells(harness: Harness, job: JobEntry, step: int) -> None:
     )
 
 
-def quiet(harness: Harness, job: JobEntry, quiet_s: float) -> None:
+def quiet(harness: EngineHarness, job: JobEntry, quiet_s: float) -> None:
     """The driver has seen that a job told nothing for so long."""
     harness.sim.handle(
         ProgressStopped(job_id=job.job_id, attempt=job.attempt.number, quiet_s=quiet_s)
     )
 
 
-def lines(harness: Harness, *what: str) -> list[str]:
+def lines(harness: EngineHarness, *what: str) -> list[str]:
     """What was told of stalls, in order."""
     return [line.what for line in harness.engine.state.stories if line.what in what]
 
@@ -57,7 +57,7 @@ def is_stalled(job: JobEntry) -> bool:
     return job.gaps.stalled_since_s is not None
 
 
-def is_watched(harness: Harness, job: JobEntry) -> bool:
+def is_watched(harness: EngineHarness, job: JobEntry) -> bool:
     """Whether the driver is to look at its silence now."""
     return job.job_id in harness.engine.watched_stalls(harness.sim.loop.now_s)
 
@@ -81,7 +81,7 @@ def test_much_longer_than_usual_is_ten_gaps_or_two_pauses(gap_s: float, longest_
 
 def test_a_job_is_stalled_after_much_longer_than_usual_until_its_next_word() -> None:
     """Its story has the begin and the end, and the cell counts it."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job = told(harness)
     harness.wait(FLOOR_S - 1.0)
     assert not is_watched(harness, job)
@@ -107,7 +107,7 @@ def test_a_job_is_stalled_after_much_longer_than_usual_until_its_next_word() -> 
 @each_row("what", ["resized", "suspended", "another attempt", "not long enough"])
 def test_a_job_that_is_expected_to_be_silent_is_not_stalled(what: str) -> None:
     """Only a running attempt can stall, and silence counts from when its gang is as it is."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job = told(harness)
     harness.wait(FLOOR_S)
     if what == "resized":
@@ -130,7 +130,7 @@ def test_a_job_that_is_expected_to_be_silent_is_not_stalled(what: str) -> None:
 
 def test_a_stalled_job_that_is_resized_is_stalled_no_more() -> None:
     """Its ranks meet anew: that may be what it needed, and its silence counts from there."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job = told(harness)
     harness.wait(FLOOR_S)
     quiet(harness, job, FLOOR_S)
@@ -141,7 +141,7 @@ def test_a_stalled_job_that_is_resized_is_stalled_no_more() -> None:
 
 
 def with_timeout(
-    harness: Harness, *, timeout_s: float, max_restarts: int = 2, codes: tuple[int, ...] = ()
+    harness: EngineHarness, *, timeout_s: float, max_restarts: int = 2, codes: tuple[int, ...] = ()
 ) -> JobEntry:
     """A job with `stall_timeout_s` that has told some steps."""
     job = told(harness)
@@ -159,7 +159,7 @@ def with_timeout(
 def test_a_stall_timeout_starts_the_attempt_again(timeout_s: float) -> None:
     """By its own fault of the class `stalled`, asked to save as before any stop, after a back-off;
     shorter than what else counts as a stall it is the user's word."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job = with_timeout(harness, timeout_s=timeout_s, codes=(7,))
     harness.wait(timeout_s - 1.0)
     quiet(harness, job, timeout_s - 1.0)
@@ -186,7 +186,7 @@ def test_a_stall_timeout_starts_the_attempt_again(timeout_s: float) -> None:
 
 def test_stalls_use_up_the_retry_budget() -> None:
     """The job that stalls once more than `retry.max_restarts` fails."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job = with_timeout(harness, timeout_s=60.0, max_restarts=1)
     job.counts.own_faults = 1
     harness.wait(60.0)
@@ -198,7 +198,7 @@ def test_stalls_use_up_the_retry_budget() -> None:
 def test_an_attempt_that_hangs_as_it_starts_is_found_too() -> None:
     """A job that told progress before is silent from the start of its next attempt on, and has as
     long as it took then, and a start."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job = with_timeout(harness, timeout_s=900.0)
     harness.wait(900.0)
     quiet(harness, job, 900.0)
@@ -216,7 +216,7 @@ def test_an_attempt_that_hangs_as_it_starts_is_found_too() -> None:
 
 def test_a_job_that_never_told_progress_is_never_watched() -> None:
     """Nothing is known of what is usual for it."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job = harness.submit("j", work_s=1e6)
     harness.start(job, "t0")
     harness.wait(1e5)

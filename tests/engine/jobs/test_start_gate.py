@@ -52,25 +52,25 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.registry import policy
 from coordinator.workloads.shaping import linear
-from tests.builders import make_spec
 from tests.draws import words
-from tests.engine.harness import Harness, start, state
-from tests.engine.scripted_nodes import journalled
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, start, state
+from tests.harness.cluster.scripted_nodes import journalled
 from tests.policies.counted_calls import calls
 
 K = DependencyKind
 
 
-def _line(*, kept: int = 2000, nodes: int = 1) -> Harness:
+def _line(*, kept: int = 2000, nodes: int = 1) -> EngineHarness:
     """A cell of one node that takes the first job that waits, and forgets ended jobs soon."""
     settings = EngineSettings(policy="fifo", min_runtime_s=0.0, finished_jobs_kept=kept)
-    harness = Harness(training=nodes, inference=0, settings=settings)
+    harness = EngineHarness(training=nodes, inference=0, settings=settings)
     harness.engine.policy = policy("fifo")
     return harness
 
 
 def _submit(
-    harness: Harness,
+    harness: EngineHarness,
     name: str,
     *after: tuple[DependencyKind, str],
     is_held: bool = False,
@@ -104,7 +104,7 @@ def _submit(
 
 
 def _submit_array(
-    harness: Harness,
+    harness: EngineHarness,
     name: str,
     *after: tuple[DependencyKind, str],
     is_held: bool = False,
@@ -135,7 +135,7 @@ def _submit_array(
     return harness.engine.state.arrays[JobId(name)]
 
 
-def _change(harness: Harness, job: JobEntry | ArrayEntry, **values: Any) -> None:
+def _change(harness: EngineHarness, job: JobEntry | ArrayEntry, **values: Any) -> None:
     event = JobChanged(job_id=start_gate.id_of(job), by="t/u", change=JobChange(**values))
     harness.sim.handle(journalled(event))
     harness.settle()
@@ -167,7 +167,7 @@ def _op(word: int) -> Op:
 OPS = words(10, 30).map(lambda story: [_op(word) for word in story])
 
 
-def _event(harness: Harness, op: Op) -> Event | None:
+def _event(harness: EngineHarness, op: Op) -> Event | None:
     """The order of one step about some job or array, whether or not it fits."""
     known, named = _known(harness), _named(harness)
     if not known:
@@ -190,23 +190,23 @@ def _event(harness: Harness, op: Op) -> Event | None:
             return None
 
 
-def _known(harness: Harness) -> list[JobId]:
+def _known(harness: EngineHarness) -> list[JobId]:
     """Jobs and arrays."""
     return [*harness.engine.state.jobs, *harness.engine.state.arrays]
 
 
-def _named(harness: Harness) -> list[JobId]:
+def _named(harness: EngineHarness) -> list[JobId]:
     """What a dependency may name: those, and the last task of each array."""
     return [*_known(harness), *(array.task_id(2) for array in harness.engine.state.arrays.values())]
 
 
-def _after(harness: Harness, op: Op) -> list[tuple[DependencyKind, str]]:
+def _after(harness: EngineHarness, op: Op) -> list[tuple[DependencyKind, str]]:
     """What a job that this step submits depends on."""
     named = _named(harness)
     return [(op.kind, named[op.b % len(named)])] if named and op.a % 3 else []
 
 
-def _perform(harness: Harness, op: Op, number: int) -> None:
+def _perform(harness: EngineHarness, op: Op, number: int) -> None:
     if op.what == "submit":
         _submit(harness, f"j{number}", *_after(harness, op), is_held=op.a % 4 == 1)
     elif op.what == "array":
@@ -245,7 +245,7 @@ class Story:
         """Tasks that a person released, and has not held since with their array."""
         self._seen = 0
 
-    def read(self, harness: Harness) -> None:
+    def read(self, harness: EngineHarness) -> None:
         """No job starts while it is held, or before what it depends on; no task while its array is
         held, or before what that depends on."""
         state = harness.engine.state
@@ -424,7 +424,7 @@ def test_a_change_of_dependencies_frees_a_job_that_could_never_start() -> None:
 
 def test_no_decision_starts_a_held_job() -> None:
     """Whatever a policy decides: the engine refuses it."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.sim.handle(JobsHeld(job_ids=(job.job_id,), by="t/u"))
     assert harness.refusals(start(job, "t0")) == ["j is not in the queue"]
@@ -510,7 +510,7 @@ def test_a_new_priority_is_that_of_the_queue() -> None:
 
 def test_a_lower_maximum_shrinks_a_job_that_runs() -> None:
     """Flexible workers beyond it leave by one resize; a minimum stays while there are workers."""
-    harness = Harness(training=4)
+    harness = EngineHarness(training=4)
     job = harness.submit(workers=(1, 4))
     harness.start(job, "t0", flexible=("t1", "t2", "t3"))
     harness.wait(5.0)
@@ -541,7 +541,7 @@ def test_a_new_range_of_a_job_before_its_pre_run_is_that_of_the_gang() -> None:
 
 def test_a_shrink_waits_for_the_gang_and_for_the_end_of_a_freeze() -> None:
     """Nothing is resized before the gang runs, or in a frozen cell."""
-    harness = Harness(training=4, delays=None)
+    harness = EngineHarness(training=4, delays=None)
     job = harness.submit(workers=(1, 3))
     harness.start(job, "t0", flexible=("t1", "t2"))
     harness.wait(5.0)

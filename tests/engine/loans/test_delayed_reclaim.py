@@ -26,14 +26,14 @@ from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service.api.rows import loan_row
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness, state
 from tests.engine.state.test_loan_outcome import says
+from tests.harness.cluster.engine import CHAT, EngineHarness, state
 from tests.tables import each_row
 
 QUICK = Delays(stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 
 
-def lend(harness: Harness) -> None:
+def lend(harness: EngineHarness) -> None:
     """Lend the first inference node."""
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     harness.wait(1.0)
@@ -46,9 +46,9 @@ def waits(wait_s: float = 30.0) -> Reclaim:
     )
 
 
-def waiting_harness(wait_s: float = 30.0) -> Harness:
+def waiting_harness(wait_s: float = 30.0) -> EngineHarness:
     """Its lent node was just called back, and waits for a long job with a base worker there."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     lend(harness)
     harness.start(harness.submit("stays", work_s=1000.0), "i0")
     harness.wait(1.0)
@@ -59,7 +59,7 @@ def waiting_harness(wait_s: float = 30.0) -> Harness:
 def test_a_job_that_ends_in_time_is_not_stopped() -> None:
     """The node takes no other work meanwhile, counts as coming, and goes home when the job ends,
     within the deadline that runs from the order."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     lend(harness)
     job = harness.submit("ends", work_s=20.0)
     harness.start(job, "i0")
@@ -82,7 +82,7 @@ def test_a_job_that_ends_in_time_is_not_stopped() -> None:
 
 def test_when_the_wait_is_over_the_job_stops() -> None:
     """An estimate was wrong: after wait_s the reclaim is one like any other, and in time."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     lend(harness)
     job = harness.submit("stays", work_s=1000.0)
     harness.start(job, "i0")
@@ -98,7 +98,7 @@ def test_when_the_wait_is_over_the_job_stops() -> None:
 
 def test_flexible_workers_go_at_once() -> None:
     """Nobody waits for them: to release them costs nothing."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     lend(harness)
     job = harness.submit("ends", workers=(1, 2), gpus_per_worker=4, work_s=20.0)
     harness.start(job, "i0", flexible=("i0",))
@@ -111,7 +111,7 @@ def test_flexible_workers_go_at_once() -> None:
 
 def test_a_recall_ends_the_wait() -> None:
     """What is ordered to come home now does not wait on."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     lend(harness)
     job = harness.submit("stays", work_s=1000.0)
     harness.start(job, "i0")
@@ -125,7 +125,7 @@ def test_a_recall_ends_the_wait() -> None:
 
 def test_only_a_lent_node_waits_and_only_once() -> None:
     """A second order to wait, or one for a node that serves, is refused and changes nothing."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     harness.decide(waits(), lend=True)
     assert not harness.engine.state.awaited
     lend(harness)
@@ -141,7 +141,7 @@ def test_only_a_lent_node_waits_and_only_once() -> None:
 
 def test_a_wait_outlives_the_coordinator() -> None:
     """The state carries it: whoever leads next takes the node back at the same instant."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     lend(harness)
     job = harness.submit("stays", work_s=1000.0)
     harness.start(job, "i0")
@@ -254,7 +254,7 @@ OVER_S = 1e-6
 """Two sums of the same seconds differ by less."""
 
 
-def order(harness: Harness, action: OperatorAction) -> None:
+def order(harness: EngineHarness, action: OperatorAction) -> None:
     """An operator's order of the lent node."""
     [loan] = harness.engine.state.loans.values()
     target = {
@@ -296,7 +296,7 @@ def test_an_order_during_a_wait_moves_no_promise(how: str) -> None:
 
 def test_how_old_the_load_was_is_told_of_the_order_that_was_promised() -> None:
     """A second one does not make the decision look slower, nor quicker, than it was."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     harness.wait(1.0)
     harness.start(harness.submit("stays", work_s=1000.0), "i0")
@@ -353,7 +353,7 @@ def test_an_order_that_waits_is_a_reclaim_wherever_it_is_counted(ends: str) -> N
 
 def test_an_order_that_waits_before_the_loan_is_heard_to_begin_is_a_reclaim_from_then_on() -> None:
     """It is none while nobody knows whether its node leaves, and one as soon as it has left."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     harness.wait(1.0)
     assert harness.node("i0").role == NodeRole.DRAINING
@@ -366,21 +366,21 @@ def test_an_order_that_waits_before_the_loan_is_heard_to_begin_is_a_reclaim_from
     assert (counted(harness), told(harness)) == ((1, 0), (1, 0))
 
 
-def counted(harness: Harness, now_s: float | None = None) -> tuple[int, int]:
+def counted(harness: EngineHarness, now_s: float | None = None) -> tuple[int, int]:
     """Reclaims and late ones by the counters, as scripts and tables read them."""
     state = harness.engine.state
     found = with_overdue(figures(state), state, state.now_s if now_s is None else now_s)
     return found.reclaims, found.reclaims_late
 
 
-def told(harness: Harness, now_s: float | None = None) -> tuple[int, int]:
+def told(harness: EngineHarness, now_s: float | None = None) -> tuple[int, int]:
     """Reclaims and late ones by the loans themselves, as the rows of a service read them."""
     state = harness.engine.state
     found = loan_outcome.tally(state.loans.values(), state.now_s if now_s is None else now_s)
     return found.reclaims, found.reclaims_late
 
 
-def lose(harness: Harness) -> None:
+def lose(harness: EngineHarness) -> None:
     """The lent node is not heard any more."""
     harness.engine.handle(NodeSilent(node=I0, silent_s=20.0), now_s=harness.engine.state.now_s)
 
@@ -399,7 +399,7 @@ def test_the_promise_of_a_reclaim_never_moves_later(
 ) -> None:
     """Whatever is ordered, promised or heard after the first order; nor does a node get longer
     than is promised, and all who count reclaims count alike."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     harness.wait(1.0)
     harness.start(harness.submit("stays", work_s=1000.0), "i0")
@@ -417,7 +417,7 @@ def test_the_promise_of_a_reclaim_never_moves_later(
         assert counted(harness) == told(harness)
 
 
-def step(harness: Harness, what: str, value: float) -> None:
+def step(harness: EngineHarness, what: str, value: float) -> None:
     """One thing that happens to a lent node that was called back."""
     engine = harness.engine
     match what:
@@ -445,7 +445,7 @@ def step(harness: Harness, what: str, value: float) -> None:
             order(harness, OperatorAction.REVOKE_LOAN)
 
 
-def lead(harness: Harness, event: LeaderStarted) -> None:
+def lead(harness: EngineHarness, event: LeaderStarted) -> None:
     """Somebody begins to lead, and hears every node."""
     policy = harness.engine.policy
     harness.sim.handle(event)

@@ -9,7 +9,6 @@ from msgspec import UNSET, structs
 from common.model import (
     CheckpointSpec,
     GpuRequest,
-    JobSpec,
     JobState,
     NodeRole,
     Pool,
@@ -25,10 +24,10 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.service.api import explain_node
-from tests.builders import make_spec
 from tests.draws import together
-from tests.engine.harness import state
-from tests.engine.scripted_nodes import Lending, N, Reporting, service
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import state
+from tests.harness.cluster.scripted_nodes import Lending, N, Reporting, service
 
 LIMIT_S = 600.0
 
@@ -95,9 +94,7 @@ def test_a_job_keeps_the_node_of_a_cell_exactly_if_a_pass_would_start_it_there(
     """So an infeasible job keeps none: by size, type, selection, grace, hold, or tenant."""
     gpus, workers, types, preemptibility, grace_s, only, never, limit_gpus, is_held = drawn
     assert isinstance(workers, tuple)
-    base = JobSpec(
-        name="waits", command=("train",), workers=WorkerRange(min=workers[0], max=workers[1])
-    )
+    base = make_spec(name="waits", command=("train",), workers=(workers[0], workers[1]))
     spec = structs.replace(
         base,
         gpus_per_worker=gpus,

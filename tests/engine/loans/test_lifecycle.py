@@ -30,23 +30,23 @@ from coordinator.policies.contract.index import nodes_of
 from coordinator.service.api.rows import node_row
 from coordinator.service.nodes.report_folding import Folder
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness, state
+from tests.harness.cluster.engine import CHAT, EngineHarness, state
 
 SLOW = Delays(drain_s=5.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 
 
-def lend(harness: Harness, node: str = "i0") -> None:
+def lend(harness: EngineHarness, node: str = "i0") -> None:
     """Lend a node and wait until the loan has begun."""
     harness.decide(Loan(node=NodeName(node), service=CHAT, reason="idle"), lend=True)
     harness.wait(6.0)
 
 
-def take_back(harness: Harness, node: str = "i0", *, deadline_s: float = 60.0) -> None:
+def take_back(harness: EngineHarness, node: str = "i0", *, deadline_s: float = 60.0) -> None:
     """Reclaim a node."""
     harness.decide(replace(reclaim_of(node), deadline_s=deadline_s), lend=True)
 
 
-def loan_of(harness: Harness, node: str) -> LoanEntry:
+def loan_of(harness: EngineHarness, node: str) -> LoanEntry:
     """The latest loan of a node."""
     return [loan for loan in harness.engine.state.loans.values() if loan.node == node][-1]
 
@@ -57,7 +57,7 @@ def reclaim_of(node: str) -> Reclaim:
 
 
 def says(
-    harness: Harness,
+    harness: EngineHarness,
     name: str,
     role: NodeRole,
     *,
@@ -72,7 +72,10 @@ def says(
 def test_a_node_whose_server_is_down_is_not_one_to_spare() -> None:
     """A dead server measures as no load: its node neither counts as ready nor is lent, and the
     last one that serves is not lent for it."""
-    harness, folder = Harness(), Folder(lost_after_s=9.0, load_period_s=9.0, progress_period_s=9.0)
+    harness, folder = (
+        EngineHarness(),
+        Folder(lost_after_s=9.0, load_period_s=9.0, progress_period_s=9.0),
+    )
     assert harness.node("i0").serving_since_s is not None
     down = replace(says(harness, "i0", NodeRole.SERVING), is_server_down=True)
     outcome = harness.engine.handle(down, now_s=harness.engine.state.now_s)
@@ -94,7 +97,7 @@ def test_a_node_whose_server_is_down_is_not_one_to_spare() -> None:
 
 def test_a_loan_begins_when_the_node_is_drained() -> None:
     """Until then nothing may be placed there."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     assert harness.node("i0").role == NodeRole.DRAINING
     job = harness.submit()
@@ -109,7 +112,7 @@ def test_a_loan_begins_when_the_node_is_drained() -> None:
 
 def test_a_reclaim_preempts_the_base_gang_and_brings_the_node_home() -> None:
     """The inelastic job queues again with attempt + 1 and finishes elsewhere."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     job = harness.submit(work_s=100.0)
     harness.start(job, "i0")
@@ -128,7 +131,7 @@ def test_a_reclaim_preempts_the_base_gang_and_brings_the_node_home() -> None:
 def test_a_preemption_is_borne_by_the_loan_that_ends_for_it() -> None:
     """A gang on two lent nodes that both go home counts once, on the loan that its Preempt names,
     with the work that was really lost."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness, "i0")
     lend(harness, "i1")
     job = harness.submit(workers=(2, 2))
@@ -146,7 +149,7 @@ def test_a_preemption_is_borne_by_the_loan_that_ends_for_it() -> None:
 
 def test_a_reclaim_bears_what_its_policy_overlooked() -> None:
     """A base gang that no Preempt named stops all the same, and the loan of its node bears it."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     job = harness.submit()
     harness.start(job, "i0")
@@ -159,7 +162,7 @@ def test_a_reclaim_bears_what_its_policy_overlooked() -> None:
 
 def test_a_gang_that_has_not_run_costs_its_loan_nothing() -> None:
     """Nothing is lost where nothing has run: neither the job nor the loan counts a preemption."""
-    harness = Harness(delays=Delays(ready_s=60.0))
+    harness = EngineHarness(delays=Delays(ready_s=60.0))
     lend(harness)
     job = harness.submit()
     harness.start(job, "i0")
@@ -171,7 +174,7 @@ def test_a_gang_that_has_not_run_costs_its_loan_nothing() -> None:
 
 def test_a_preemption_for_no_lent_node_is_borne_by_no_loan() -> None:
     """A Preempt without a node, or for one that is not lent, leaves every loan as it was."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     for name, node in (("a", None), ("b", NodeName("t0")), ("c", NodeName("nowhere"))):
         job = harness.submit(name)
@@ -185,7 +188,7 @@ def test_a_preemption_for_no_lent_node_is_borne_by_no_loan() -> None:
 
 def test_a_node_that_goes_home_by_itself_charges_its_loan() -> None:
     """The TTL ended and the agent stopped the gang: the loan lapsed and bears the preemption."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     job = harness.submit()
     harness.start(job, "i0")
@@ -201,7 +204,7 @@ def test_a_node_that_goes_home_by_itself_charges_its_loan() -> None:
 
 def test_the_way_home_after_a_lapse_is_timed_and_is_no_reclaim() -> None:
     """From the first word of it to serving again, in the loan's record and in the figures."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     harness.wait(4.0)
     harness.sim.handle(says(harness, "i0", NodeRole.VACATING))
@@ -216,7 +219,7 @@ def test_the_way_home_after_a_lapse_is_timed_and_is_no_reclaim() -> None:
 
 def test_a_lapse_that_is_heard_when_it_is_over_took_what_the_node_has_measured() -> None:
     """Nobody led while the node went home: its own stages are all that is known."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     stages_s = {"vacate": 3.0, "device_free": 1.0, "server_ready": 10.0}
     harness.sim.handle(says(harness, "i0", NodeRole.SERVING, stage_durations_s=stages_s))
@@ -226,7 +229,7 @@ def test_a_lapse_that_is_heard_when_it_is_over_took_what_the_node_has_measured()
 
 def test_a_node_that_turned_back_while_draining_has_ended_its_loan() -> None:
     """It serves, knows our latest order and holds no lease: the loan ended before it began."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     harness.sim.handle(says(harness, "i0", NodeRole.SERVING))
     assert loan_of(harness, "i0").is_lapsed
@@ -238,7 +241,7 @@ def test_a_node_that_turned_back_while_draining_has_ended_its_loan() -> None:
 @pytest.mark.parametrize("what", ["older order", "earlier leader", "holds the lease"])
 def test_a_serving_node_that_has_not_let_go_keeps_its_loan(what: str) -> None:
     """A report older than the order, of an earlier leader, or with the lease proves nothing."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     lease = harness.node("i0").lease
     assert lease is not None
@@ -256,7 +259,7 @@ def test_a_serving_node_that_has_not_let_go_keeps_its_loan(what: str) -> None:
 
 def test_flexible_workers_leave_a_reclaimed_node_without_preemption() -> None:
     """The job shrinks and goes on."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     job = harness.submit(workers=(1, 2))
     harness.start(job, "t0")
@@ -273,7 +276,7 @@ def test_flexible_workers_leave_a_reclaimed_node_without_preemption() -> None:
 
 def test_a_late_return_is_counted_and_told() -> None:
     """A reclaim that takes longer than its deadline is late, whatever the cause."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     take_back(harness, deadline_s=5.0)
     harness.wait(30.0)
@@ -282,7 +285,7 @@ def test_a_late_return_is_counted_and_told() -> None:
 
 def test_a_loan_that_was_called_back_before_it_began_is_no_reclaim() -> None:
     """DRAINING goes back to SERVING at once."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     take_back(harness)
     harness.settle()
@@ -293,7 +296,7 @@ def test_a_loan_that_was_called_back_before_it_began_is_no_reclaim() -> None:
 
 def test_a_refused_renewal_carries_the_reclaim() -> None:
     """A lease is renewable while it stands and never after the reclaim."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     lease = harness.node("i0").lease
     assert lease is not None
@@ -305,7 +308,7 @@ def test_a_refused_renewal_carries_the_reclaim() -> None:
 
 def test_recall_takes_every_lent_node_back_even_when_frozen() -> None:
     """Freeze stops decisions; a recall is an order."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     for action in (OperatorAction.FREEZE, OperatorAction.RECALL):
         harness.sim.handle(OperatorAsked(action=action, by="ops/me"))
@@ -316,7 +319,7 @@ def test_recall_takes_every_lent_node_back_even_when_frozen() -> None:
 
 def test_silence_proves_nothing() -> None:
     """A LOST node's job stays RUNNING; only its new boot id or confirm-dead ends the attempt."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.start(job, "t0")
     harness.sim.handle(NodeSilent(node=NodeName("t0"), silent_s=20.0))
@@ -329,7 +332,7 @@ def test_silence_proves_nothing() -> None:
 
 def test_a_node_that_is_heard_again_goes_on_where_it_was() -> None:
     """Reconciliation: the report of a LOST node restores its role and its workers."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.start(job, "t0")
     harness.sim.handle(NodeSilent(node=NodeName("t0"), silent_s=20.0))
@@ -340,7 +343,7 @@ def test_a_node_that_is_heard_again_goes_on_where_it_was() -> None:
 
 def test_an_empty_journal_stops_nothing() -> None:
     """A new engine that hears running workers asks for ledgers, adopts jobs and leases."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     job = harness.submit(workers=(1, 2), work_s=5000.0)
     harness.start(job, "t0")
@@ -366,7 +369,7 @@ def test_an_empty_journal_stops_nothing() -> None:
 
 def test_orders_of_an_unknown_node_change_nothing() -> None:
     """A ledger of nobody is dropped."""
-    harness = Harness()
+    harness = EngineHarness()
     before = harness.engine.encode_state()
     harness.engine.handle(OrdersRecovered(node=NodeName("ghost"), orders=()), now_s=0.0)
     assert harness.engine.encode_state() == before
@@ -374,7 +377,7 @@ def test_orders_of_an_unknown_node_change_nothing() -> None:
 
 def test_a_snapshot_goes_on_exactly_like_the_original() -> None:
     """Encode, decode, go on: the same bytes at the end."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     lend(harness)
     job = harness.submit(work_s=50.0)
     harness.start(job, "i0")

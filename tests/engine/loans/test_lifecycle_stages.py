@@ -14,29 +14,29 @@ from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service.api import rows
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness
+from tests.harness.cluster.engine import CHAT, EngineHarness
 
 I0 = NodeName("i0")
 OWN_S = {"checkpoint": 4.0, "exit": 1.0, "device_free": 2.0, "server_ready": 20.0}
 
 
-def lent() -> Harness:
+def lent() -> EngineHarness:
     """A cell whose node i0 is on loan, and hears nothing more."""
-    harness = Harness(delays=Delays(drain_s=1.0, stop_s=3.0))
+    harness = EngineHarness(delays=Delays(drain_s=1.0, stop_s=3.0))
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     harness.wait(5.0)
     harness.toggle_deaf(I0)
     return harness
 
 
-def reclaim(harness: Harness, *, wait_s: float = 0.0) -> None:
+def reclaim(harness: EngineHarness, *, wait_s: float = 0.0) -> None:
     """A policy calls the node back."""
     order = Reclaim(node=I0, service=CHAT, deadline_s=60.0, reason="load rose", wait_s=wait_s)
     harness.decide(order, lend=True)
 
 
 def is_home(
-    harness: Harness, after_s: float, *, home_ago_s: float | None, boot: str = ""
+    harness: EngineHarness, after_s: float, *, home_ago_s: float | None, boot: str = ""
 ) -> LoanEntry:
     """The node says so that long after it was called, and how long ago it was over; its loan."""
     node = harness.node(I0)

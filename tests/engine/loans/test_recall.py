@@ -18,8 +18,8 @@ from coordinator.engine.state.events import (
     WorkerFact,
 )
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
-from tests.engine.harness import CHAT, state
-from tests.engine.scripted_nodes import BROKEN, Lending, N, Reporting, facts, service
+from tests.harness.cluster.engine import CHAT, state
+from tests.harness.cluster.scripted_nodes import BROKEN, Lending, N, Reporting, facts, service
 
 I0, I1 = NodeName("i0"), NodeName("i1")
 

@@ -18,10 +18,10 @@ from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import ServiceEntry
 from coordinator.policies.contract.decisions import Advice, Recommend
 from coordinator.policies.registry import policy
-from tests.engine.harness import CHAT, Harness
+from tests.harness.cluster.engine import CHAT, EngineHarness
 
 
-class Watched(Harness):
+class Watched(EngineHarness):
     """Three serving nodes of 10 requests/s, and a job that would fill whatever is lent."""
 
     def __init__(self, mode: Mode) -> None:
@@ -136,7 +136,7 @@ def test_a_shadow_ends_with_what_it_stood_for(how: str) -> None:
     assert harness.engine.state.shadow_loans == {}
 
 
-def ask(harness: Harness, action: OperatorAction, target: str, *, value: str = "") -> int:
+def ask(harness: EngineHarness, action: OperatorAction, target: str, *, value: str = "") -> int:
     """A human orders; how many loans came of it."""
     event = OperatorAsked(action=action, by="ops/ada", target=target, value=value, reason="night")
     before = harness.engine.state.counters.loans

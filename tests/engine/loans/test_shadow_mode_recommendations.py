@@ -26,7 +26,7 @@ from coordinator.policies.registry import policy
 from coordinator.service.api import explain_job, explain_node, explain_service
 from coordinator.sim.run.cluster import Delays
 from tests.draws import words
-from tests.engine.harness import CHAT, Harness
+from tests.harness.cluster.engine import CHAT, EngineHarness
 
 NAMES = ("i0", "i1", "i2")
 SERVICE = ServiceSettings(
@@ -48,7 +48,7 @@ IMPATIENT = replace(SETTINGS, services=(replace(SERVICE, reclaim_deadline_s=20.0
 """No loan would come home in time."""
 
 
-class Recommending(Harness):
+class Recommending(EngineHarness):
     """A service of three nodes that wants every loan to be approved, and a job that wants GPUs."""
 
     def __init__(self, delays: Delays | None = None) -> None:

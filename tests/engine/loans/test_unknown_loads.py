@@ -17,9 +17,9 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import LoanEntry
 from tests.draws import pick, words
-from tests.engine.harness import CHAT
-from tests.engine.scripted_nodes import Lending, service
-from tests.engine.scripted_nodes import settings as engine_settings
+from tests.harness.cluster.engine import CHAT
+from tests.harness.cluster.scripted_nodes import Lending, service
+from tests.harness.cluster.scripted_nodes import settings as engine_settings
 
 LATE = "status 401 Unauthorized"
 UNKNOWN_LOAD_S = 120.0

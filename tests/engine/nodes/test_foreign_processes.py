@@ -20,8 +20,8 @@ from coordinator.engine.state.events import (
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api.explain_node import reasons as explain_node
 from coordinator.service.api.explain_service import why as why_of_service
-from tests.engine.harness import CHAT
-from tests.engine.scripted_nodes import GPUS, N, Reporting, service
+from tests.harness.cluster.engine import CHAT
+from tests.harness.cluster.scripted_nodes import GPUS, N, Reporting, service
 
 EVE = "uid 1001: train"
 

@@ -25,8 +25,8 @@ from coordinator.policies.contract.decisions import Loan, Start
 from coordinator.service.api.explain_job import reasons as explain_job
 from coordinator.service.api.explain_node import reasons as explain_node
 from coordinator.service.api.explain_service import why as why_of_service
-from tests.engine.harness import CHAT
-from tests.engine.scripted_nodes import GPUS, N, Reporting, facts, service, settings
+from tests.harness.cluster.engine import CHAT
+from tests.harness.cluster.scripted_nodes import GPUS, N, Reporting, facts, service, settings
 from tests.tables import each_row
 
 G0, G1 = GPUS

@@ -23,8 +23,8 @@ from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api.explain_job import reasons as explain_job
 from coordinator.service.api.rows import loan_row
 from coordinator.sim.run.outages import LOST_AFTER_S, Crash
-from tests.builders import make_spec
-from tests.engine.harness import CHAT, Harness, state
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import CHAT, EngineHarness, state
 
 STOP_AFTER_S, GRACE_S = 60.0, 30.0
 DAY_S = 86_400.0
@@ -32,7 +32,7 @@ MARGIN_S = EngineSettings().silence_margin_s
 BOUND_S = (STOP_AFTER_S + GRACE_S) * 1.002 + MARGIN_S
 
 
-def lost(harness: Harness, *, stop_after_s: float | None = STOP_AFTER_S) -> JobEntry:
+def lost(harness: EngineHarness, *, stop_after_s: float | None = STOP_AFTER_S) -> JobEntry:
     """A job on two nodes, of which t0 fell silent for good at 10 s and t1 goes on."""
     job = harness.submit(
         "j", workers=(2, 2), stop_after_s=stop_after_s, grace_s=GRACE_S, work_s=1e6
@@ -42,7 +42,7 @@ def lost(harness: Harness, *, stop_after_s: float | None = STOP_AFTER_S) -> JobE
     return job
 
 
-def say(harness: Harness, *, silent_s: float, unanswered_s: float) -> None:
+def say(harness: EngineHarness, *, silent_s: float, unanswered_s: float) -> None:
     """The driver says how long t0 was silent."""
     harness.sim.handle(
         NodeSilent(node=NodeName("t0"), silent_s=silent_s, unanswered_s=unanswered_s)
@@ -52,7 +52,7 @@ def say(harness: Harness, *, silent_s: float, unanswered_s: float) -> None:
 
 def test_a_job_restarts_elsewhere_once_its_own_limit_has_certainly_ended_it() -> None:
     """Not a second before; it is a node fault, free of charge, with the reason in words."""
-    harness = Harness()
+    harness = EngineHarness()
     job = lost(harness)
     harness.wait(10.0 + BOUND_S - 1.0)
     assert (state(job), job.counts.node_faults) == (JobState.RUNNING, 0)
@@ -65,7 +65,7 @@ def test_a_job_restarts_elsewhere_once_its_own_limit_has_certainly_ended_it() ->
 
 def test_a_job_without_a_limit_waits_for_ever() -> None:
     """Silence proves nothing of it."""
-    harness = Harness()
+    harness = EngineHarness()
     job = lost(harness, stop_after_s=None)
     harness.wait(DAY_S / 2)
     assert (state(job), job.counts.node_faults) == (JobState.RUNNING, 0)
@@ -74,7 +74,7 @@ def test_a_job_without_a_limit_waits_for_ever() -> None:
 
 def test_a_node_that_is_heard_in_time_keeps_its_job() -> None:
     """It was the network; the silence before counts no more."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit("j", stop_after_s=STOP_AFTER_S, grace_s=GRACE_S, work_s=1e6)
     harness.start(job, "t0")
     say(harness, silent_s=LOST_AFTER_S, unanswered_s=LOST_AFTER_S)
@@ -87,7 +87,7 @@ def test_a_node_that_is_heard_in_time_keeps_its_job() -> None:
 
 def test_silence_that_another_leader_may_have_answered_proves_nothing() -> None:
     """The node was long silent here, but whoever led before may have kept its workers running."""
-    harness = Harness()
+    harness = EngineHarness()
     job = lost(harness)
     harness.wait(30.0)
     say(harness, silent_s=10.0 * BOUND_S, unanswered_s=BOUND_S - 1.0)
@@ -98,7 +98,7 @@ def test_silence_that_another_leader_may_have_answered_proves_nothing() -> None:
 
 def test_a_job_that_ends_anyway_is_freed_of_its_silent_node() -> None:
     """Stopped for another reason it waits for the lost worker too, and no longer than that."""
-    harness = Harness()
+    harness = EngineHarness()
     job = lost(harness)
     harness.wait(30.0)
     harness.sim.nodes[NodeName("t1")].crash()
@@ -111,7 +111,7 @@ def test_a_job_that_ends_anyway_is_freed_of_its_silent_node() -> None:
 
 def test_each_silent_node_is_judged_by_its_own_silence() -> None:
     """The job waits again when the last of them is certain."""
-    harness = Harness(training=3)
+    harness = EngineHarness(training=3)
     job = lost(harness)
     harness.sim.crash([Crash(node=NodeName("t1"), at_s=50.0, down_s=DAY_S)])
     harness.wait(10.0 + BOUND_S + 1.0)
@@ -124,7 +124,7 @@ def test_each_silent_node_is_judged_by_its_own_silence() -> None:
 
 def test_explain_says_when_a_silent_worker_counts_as_ended() -> None:
     """The seconds left by then; and what to do where nothing will ever prove it."""
-    harness = Harness()
+    harness = EngineHarness()
     job = lost(harness)
     harness.wait(40.0)
     harness.sim.handle(PassDue())
@@ -136,7 +136,7 @@ def test_explain_says_when_a_silent_worker_counts_as_ended() -> None:
     assert any(
         f"count as ended in {BOUND_S:.0f} s" in said for said in explain_job(harness.engine, job)
     )
-    other = Harness()
+    other = EngineHarness()
     forever = lost(other, stop_after_s=None)
     other.wait(40.0)
     assert any("aryl node confirm-dead t0" in said for said in explain_job(other.engine, forever))
@@ -207,7 +207,7 @@ def test_nothing_counts_as_ended_before_its_shim_has_ended_it(
 
 def test_the_engine_ends_nothing_below_the_bound_and_everything_at_it() -> None:
     """The rule above is the engine's: just below it nothing changes, at it the job is freed."""
-    harness = Harness(settings=EngineSettings(policy="fifo", silence_margin_s=7.0))
+    harness = EngineHarness(settings=EngineSettings(policy="fifo", silence_margin_s=7.0))
     job = harness.submit("j", stop_after_s=STOP_AFTER_S, grace_s=GRACE_S, work_s=1e6)
     harness.start(job, "t0")
     bound_s = certain_end_s(harness.engine.settings, job.spec)
@@ -223,7 +223,7 @@ def test_the_engine_ends_nothing_below_the_bound_and_everything_at_it() -> None:
 @pytest.mark.parametrize("is_heard_again", [False, True])
 def test_a_lent_node_that_is_dead_for_certain_ends_its_loan(*, is_heard_again: bool) -> None:
     """Nobody waits for it for ever; should it be alive, it goes home without that loan."""
-    harness = Harness()
+    harness = EngineHarness()
     node = NodeName("i0")
     harness.decide(Loan(node=node, service=CHAT, reason="idle"), lend=True)
     harness.wait(10.0)

@@ -9,8 +9,8 @@ from coordinator.engine.state.events import NodeSilent, OperatorAction, Operator
 from coordinator.engine.state.loan_outcome import overdue_s
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.service.api.rows import loan_row
-from tests.engine.harness import state
-from tests.engine.scripted_nodes import N, Reporting, service
+from tests.harness.cluster.engine import state
+from tests.harness.cluster.scripted_nodes import N, Reporting, service
 
 DEADLINE_S = 600.0
 

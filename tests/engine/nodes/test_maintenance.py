@@ -18,14 +18,16 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness, state
+from tests.harness.cluster.engine import CHAT, EngineHarness, state
 
 DEADLINE_S = 60.0
 QUICK = Delays(stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 A = OperatorAction
 
 
-def ask(harness: Harness, action: A, deadline_s: float | None = None, node: str = "t0") -> None:
+def ask(
+    harness: EngineHarness, action: A, deadline_s: float | None = None, node: str = "t0"
+) -> None:
     """An operator's order to one node."""
     harness.sim.handle(
         OperatorAsked(
@@ -35,7 +37,7 @@ def ask(harness: Harness, action: A, deadline_s: float | None = None, node: str 
     harness.settle()
 
 
-def running(harness: Harness, *nodes: str, work_s: float = 1000.0) -> JobEntry:
+def running(harness: EngineHarness, *nodes: str, work_s: float = 1000.0) -> JobEntry:
     """A job that runs there."""
     job = harness.submit("stays", workers=(len(nodes), len(nodes)), work_s=work_s)
     harness.start(job, *nodes)
@@ -44,7 +46,7 @@ def running(harness: Harness, *nodes: str, work_s: float = 1000.0) -> JobEntry:
     return job
 
 
-def lines(harness: Harness, subject: str) -> list[tuple[str, str]]:
+def lines(harness: EngineHarness, subject: str) -> list[tuple[str, str]]:
     """What was told of a job or a node."""
     return [(s.what, s.reason) for s in harness.engine.state.stories if s.subject == subject]
 
@@ -52,7 +54,7 @@ def lines(harness: Harness, subject: str) -> list[tuple[str, str]]:
 def test_what_runs_goes_on_until_the_deadline_and_then_leaves_in_good_order() -> None:
     """Nothing new comes meanwhile; then it is a preemption with its grace, told with whose order
     it was, and the job starts elsewhere as its next attempt."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     job = running(harness, "t0")
     ask(harness, A.DRAIN, DEADLINE_S)
     assert ("drain within 60 s", "by ops/me: a fan") in lines(harness, "t0")
@@ -76,7 +78,7 @@ def test_what_runs_goes_on_until_the_deadline_and_then_leaves_in_good_order() ->
 
 def test_a_job_that_ends_in_time_is_not_stopped() -> None:
     """That is what the deadline is for."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     job = running(harness, "t0", work_s=20.0)
     ask(harness, A.DRAIN, DEADLINE_S)
     harness.wait(DEADLINE_S + 1.0)
@@ -87,7 +89,7 @@ def test_a_job_that_ends_in_time_is_not_stopped() -> None:
 
 def test_flexible_workers_leave_at_once() -> None:
     """They cost their job no restart, so the node need not wait for them."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     job = harness.submit("elastic", workers=(1, 2), gpus_per_worker=4)
     harness.start(job, "t0", flexible=("t0",))
     harness.wait(1.0)
@@ -99,7 +101,7 @@ def test_flexible_workers_leave_at_once() -> None:
 
 def test_a_gang_leaves_a_node_that_has_only_its_store() -> None:
     """Without the rendezvous store it could not go on, as in a drain without a deadline."""
-    harness = Harness(training=3, delays=QUICK)
+    harness = EngineHarness(training=3, delays=QUICK)
     job = harness.submit("meets", workers=(1, 2), launcher=Launcher.TORCHRUN)
     harness.start(job, "t0", flexible=("t1",))
     harness.wait(1.0)
@@ -115,7 +117,7 @@ def test_a_gang_leaves_a_node_that_has_only_its_store() -> None:
 
 def test_a_deadline_holds_while_the_cell_is_frozen() -> None:
     """It is an order, and no decision of a policy."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     job = running(harness, "t0")
     ask(harness, A.DRAIN, DEADLINE_S)
     ask(harness, A.FREEZE, node="")
@@ -125,7 +127,7 @@ def test_a_deadline_holds_while_the_cell_is_frozen() -> None:
 
 def test_an_uncordoned_node_has_no_deadline_any_more() -> None:
     """Who runs there runs on."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     job = running(harness, "t0")
     ask(harness, A.DRAIN, DEADLINE_S)
     ask(harness, A.UNCORDON)
@@ -137,7 +139,7 @@ def test_an_uncordoned_node_has_no_deadline_any_more() -> None:
 @pytest.mark.parametrize(("again_s", "ends_s"), [(10.0, 10.0), (200.0, 200.0), (None, 0.0)])
 def test_the_last_order_counts(again_s: float | None, ends_s: float) -> None:
     """Sooner, later or at once: a deadline that was given before is forgotten."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     job = running(harness, "t0")
     ask(harness, A.DRAIN, DEADLINE_S)
     ask(harness, A.DRAIN, again_s)
@@ -153,7 +155,7 @@ def test_the_last_order_counts(again_s: float | None, ends_s: float) -> None:
 
 def test_a_lent_node_that_is_drained_can_still_be_taken_back() -> None:
     """A reclaim waits for no drain: the service comes first, and the deadline finds nobody."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     harness.wait(1.0)
     job = running(harness, "i0")
@@ -168,7 +170,7 @@ def test_a_lent_node_that_is_drained_can_still_be_taken_back() -> None:
 
 def test_a_lent_node_that_is_drained_stays_lent() -> None:
     """Who empties a machine to work on it wants no server to start there; a revocation ends it."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     harness.wait(1.0)
     running(harness, "i0")
@@ -183,7 +185,7 @@ def test_a_lent_node_that_is_drained_stays_lent() -> None:
 
 def test_the_deadline_is_an_instant_to_wake_up_at() -> None:
     """Nothing else need happen then, and no period has to end."""
-    harness = Harness()
+    harness = EngineHarness()
     running(harness, "t0")
     now_s = harness.engine.state.now_s
     asked = OperatorAsked(action=A.DRAIN, by="ops/me", target="t0", deadline_s=DEADLINE_S)
@@ -193,7 +195,7 @@ def test_the_deadline_is_an_instant_to_wake_up_at() -> None:
 def test_the_deadline_is_saved_and_is_kept_by_the_next_leader() -> None:
     """It is in the snapshot, a new leader begins no new one, and the same events at the same
     instants give the same state and commands."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     job = running(harness, "t0")
     ask(harness, A.DRAIN, DEADLINE_S)
     until_s = harness.engine.state.now_s + DEADLINE_S

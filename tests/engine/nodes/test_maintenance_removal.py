@@ -20,9 +20,9 @@ from coordinator.engine.state.events import (
     RecordsLost,
     WorkerFact,
 )
-from tests.engine.harness import Harness
-from tests.engine.harness import state as state_of
-from tests.engine.scripted_nodes import N, Reporting, service
+from tests.harness.cluster.engine import EngineHarness
+from tests.harness.cluster.engine import state as state_of
+from tests.harness.cluster.scripted_nodes import N, Reporting, service
 from tests.tables import each_row
 
 A = OperatorAction
@@ -150,7 +150,7 @@ def test_what_is_open_of_it_must_be_ended_first(make: Callable[[], Reporting], w
 
 def test_a_rendezvous_store_is_something_that_it_runs() -> None:
     """It has no GPU that would name it, and its whole gang speaks through it."""
-    harness = Harness(training=2, inference=0)
+    harness = EngineHarness(training=2, inference=0)
     job = harness.submit("j", workers=(2, 3), launcher=Launcher.TORCHRUN)
     harness.start(job, "t0", "t1")
     harness.wait(5.0)
@@ -218,7 +218,7 @@ def test_one_that_reports_again_joins_anew_and_is_ordered_what_it_obeys() -> Non
 
 def test_the_others_go_on_as_they_were() -> None:
     """One between two others goes: who runs on these runs on, and the next job finds its place."""
-    harness = Harness(training=3, inference=1)
+    harness = EngineHarness(training=3, inference=1)
     first = harness.submit("first", workers=(1, 2))
     harness.start(first, "t0", flexible=("t2",))
     harness.wait(5.0)

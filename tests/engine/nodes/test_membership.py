@@ -12,8 +12,8 @@ from coordinator.engine.state.events import LoadMeasured, LoanPassDue
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Reclaim
 from coordinator.service.api.rows import loan_row
-from tests.engine.harness import CHAT, state
-from tests.engine.scripted_nodes import CODE, N, Reporting, service
+from tests.harness.cluster.engine import CHAT, state
+from tests.harness.cluster.scripted_nodes import CODE, N, Reporting, service
 
 R = NodeRole
 

@@ -11,25 +11,25 @@ from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import AfterVacating, JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness
 from tests.engine.stopped_jobs import gone_report
+from tests.harness.cluster.engine import EngineHarness
 
 JOB = JobId("j")
 
 
-def running(harness: Harness) -> list[str]:
+def running(harness: EngineHarness) -> list[str]:
     """The nodes on which a worker computes."""
     return [name for name, node in harness.sim.nodes.items() if node.keys(WorkerPhase.RUNNING)]
 
 
-def found(harness: Harness) -> JobEntry:
+def found(harness: EngineHarness) -> JobEntry:
     """The job as the coordinator knows it now."""
     return harness.engine.state.jobs[JOB]
 
 
 def test_a_part_of_a_gang_that_never_ran_waits_for_the_rest() -> None:
     """One worker is ready and its partner's node is dead: alone it is never told to run."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.sim.nodes[NodeName("t0")].crash()
     harness.start(harness.submit(workers=(2, 2)), "t0", "t1")
     harness.lose_journal()
@@ -44,7 +44,7 @@ def test_a_part_of_a_gang_that_never_ran_waits_for_the_rest() -> None:
 
 def test_a_gang_that_was_getting_ready_runs_when_all_of_it_is() -> None:
     """Both workers are found in the ledgers while they reserve: later both run, at once."""
-    harness = Harness(delays=Delays(ready_s=20.0))
+    harness = EngineHarness(delays=Delays(ready_s=20.0))
     harness.start(harness.submit(workers=(2, 2)), "t0", "t1")
     harness.wait(5.0)
     harness.lose_journal()
@@ -58,7 +58,7 @@ def test_a_gang_that_was_getting_ready_runs_when_all_of_it_is() -> None:
 
 def test_a_gang_that_was_told_to_run_in_part_runs_whole() -> None:
     """The order to run reached one node of two: it proves that the gang was ready."""
-    harness = Harness(delays=Delays(ready_s=1.0))
+    harness = EngineHarness(delays=Delays(ready_s=1.0))
     harness.start(harness.submit(workers=(2, 2)), "t0", "t1")
     harness.toggle_deaf(NodeName("t0"))
     harness.wait(5.0)
@@ -76,7 +76,7 @@ def test_a_gang_that_was_told_to_run_in_part_runs_whole() -> None:
 def test_a_job_whose_workers_were_told_of_its_cancel_does_not_run_again(deaf: str | None) -> None:
     """The journal that had it is lost while they stop: the node that was told tells it when its
     worker has gone, and the rest of the gang ends, too."""
-    harness = Harness(delays=Delays(stop_s=20.0))
+    harness = EngineHarness(delays=Delays(stop_s=20.0))
     harness.start(harness.submit(workers=(2, 2)), "t0", "t1")
     harness.wait(5.0)
     if deaf:
@@ -99,7 +99,7 @@ def test_a_job_whose_workers_were_told_of_its_time_limit_does_not_run_again(
 ) -> None:
     """It has had its time: where no node reports its start, the limit that begins again with what
     was found would be a second one."""
-    harness = Harness(delays=Delays(stop_s=20.0))
+    harness = EngineHarness(delays=Delays(stop_s=20.0))
     job = harness.submit(workers=(2, 2))
     job.spec = replace(job.spec, time_limit_s=60.0)
     harness.start(job, "t0", "t1")
@@ -122,7 +122,7 @@ def test_a_job_whose_workers_were_told_of_its_time_limit_does_not_run_again(
 
 def test_a_gang_that_was_given_up_before_it_was_ready_is_told_so_and_went_nowhere() -> None:
     """Its nodes are where they were: nobody went home, and no preemption is counted."""
-    harness = Harness(delays=Delays(ready_s=1e6))
+    harness = EngineHarness(delays=Delays(ready_s=1e6))
     harness.start(harness.submit(workers=(2, 2)), "t0", "t1")
     harness.wait(5.0)
     harness.lose_journal()
@@ -140,7 +140,7 @@ def test_a_gang_that_was_given_up_before_it_was_ready_is_told_so_and_went_nowher
 @pytest.mark.parametrize("reason", [StopReason.PREEMPT, StopReason.GANG_TIMEOUT])
 def test_a_worker_that_was_not_ready_in_time_was_not_released(reason: StopReason) -> None:
     """Its loan did not end by it; one whose node went home by itself gave up what it had."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 2), work_s=1e6)
     harness.start(job, "t0")
     added = (Placement(node=NodeName("t1"), worker_count=1, is_flexible=True),)

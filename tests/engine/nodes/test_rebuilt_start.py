@@ -15,37 +15,37 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize, Start, Suspend
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
-from tests.builders import make_spec
-from tests.engine.harness import Harness, start, state
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, start, state
 
 LIMIT_S = 500.0
 JOB = JobId("j")
 
 
-def found(harness: Harness, name: str = "j") -> JobEntry:
+def found(harness: EngineHarness, name: str = "j") -> JobEntry:
     """A job as the coordinator knows it now."""
     return harness.engine.state.jobs[JobId(name)]
 
 
-def told(harness: Harness) -> list[str]:
+def told(harness: EngineHarness) -> list[str]:
     """The lines about the job."""
     lines = [line for line in harness.engine.state.stories if line.subject == JOB]
     return [f"{line.what}: {line.reason}" for line in lines]
 
 
-def grow(harness: Harness, job: JobEntry, node: str) -> None:
+def grow(harness: EngineHarness, job: JobEntry, node: str) -> None:
     """Add a flexible worker."""
     added = (Placement(node=NodeName(node), worker_count=1, is_flexible=True),)
     harness.decide(Resize(job_id=job.job_id, added=added, reason="room"))
 
 
-def forget_starts(harness: Harness, *names: str) -> None:
+def forget_starts(harness: EngineHarness, *names: str) -> None:
     """These nodes do not report since when their workers run."""
     for name in names:
         harness.sim.nodes[NodeName(name)].began_ago_s = dict  # type: ignore[method-assign]  # a node that does not know
 
 
-def clocks(harness: Harness) -> tuple[float, ...]:
+def clocks(harness: EngineHarness) -> tuple[float, ...]:
     """What counts from the start of the attempt, at this instant."""
     job, now_s = found(harness), harness.sim.loop.now_s
     assert job.started_at_s is not None
@@ -66,7 +66,7 @@ def clocks(harness: Harness) -> tuple[float, ...]:
 @settings(max_examples=40, deadline=None)
 def test_a_lost_journal_gives_a_job_no_second_limit(gaps_s: list[float], workers: int) -> None:
     """However often and whenever it is lost, the job ends when its limit is over."""
-    harness = Harness(inference=0)
+    harness = EngineHarness(inference=0)
     job = harness.submit(workers=(workers, workers), work_s=1e6, time_limit_s=LIMIT_S)
     began_s = harness.sim.loop.now_s
     harness.start(job, *["t0", "t1"][:workers])
@@ -84,7 +84,7 @@ def test_a_lost_journal_gives_a_job_no_second_limit(gaps_s: list[float], workers
 
 def test_a_rebuilt_job_has_the_clocks_that_it_had() -> None:
     """Its start, attained service and work; a worker that came later counts from then."""
-    harness = Harness(inference=0)
+    harness = EngineHarness(inference=0)
     harness.start(harness.submit(workers=(1, 2), work_s=1e6), "t0")
     harness.wait(100.0)
     grow(harness, found(harness), "t1")
@@ -102,7 +102,7 @@ def test_a_rebuilt_job_has_the_clocks_that_it_had() -> None:
 
 def test_the_earliest_start_of_its_workers_counts() -> None:
     """The ledger of a worker that came later is read first."""
-    harness = Harness(inference=0)
+    harness = EngineHarness(inference=0)
     harness.start(harness.submit(workers=(1, 2), work_s=1e6, time_limit_s=LIMIT_S), "t1")
     harness.wait(300.0)
     grow(harness, found(harness), "t0")
@@ -117,7 +117,7 @@ def test_the_earliest_start_of_its_workers_counts() -> None:
 @pytest.mark.parametrize("silent", [("t0",), ("t1",)])
 def test_one_node_that_knows_the_start_is_enough(silent: tuple[str, ...]) -> None:
     """Whichever ledger is read first."""
-    harness = Harness(inference=0)
+    harness = EngineHarness(inference=0)
     harness.start(harness.submit(workers=(2, 2), work_s=1e6, time_limit_s=LIMIT_S), "t0", "t1")
     harness.wait(400.0)
     forget_starts(harness, *silent)
@@ -127,7 +127,7 @@ def test_one_node_that_knows_the_start_is_enough(silent: tuple[str, ...]) -> Non
 
 def test_a_limit_counts_again_where_no_node_knows_the_start() -> None:
     """The line of the rebuild says so."""
-    harness = Harness(inference=0)
+    harness = EngineHarness(inference=0)
     harness.start(harness.submit(work_s=1e6, time_limit_s=LIMIT_S), "t0")
     harness.wait(400.0)
     forget_starts(harness, "t0")
@@ -142,7 +142,7 @@ def test_a_limit_counts_again_where_no_node_knows_the_start() -> None:
 
 def test_the_line_of_the_rebuild_says_since_when_it_runs() -> None:
     """As its node reports it."""
-    harness = Harness(inference=0)
+    harness = EngineHarness(inference=0)
     harness.start(harness.submit(work_s=1e6), "t0")
     harness.wait(400.0)
     harness.lose_journal()
@@ -152,7 +152,7 @@ def test_the_line_of_the_rebuild_says_since_when_it_runs() -> None:
 
 def test_a_limit_that_is_over_also_ends_workers_that_are_found_later() -> None:
     """Its second node is heard only after the limit ended the worker on the first one."""
-    harness = Harness(inference=0, delays=Delays(stop_s=5.0))
+    harness = EngineHarness(inference=0, delays=Delays(stop_s=5.0))
     harness.start(harness.submit(workers=(2, 2), work_s=1e6, time_limit_s=60.0), "t0", "t1")
     harness.wait(59.0)
     node = harness.sim.nodes[NodeName("t1")]
@@ -169,7 +169,7 @@ def test_a_limit_that_is_over_also_ends_workers_that_are_found_later() -> None:
 
 def test_suspended_time_counts_for_the_limit_and_for_nothing_else() -> None:
     """A node does not know how long its worker was suspended: of its work nothing is counted."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     first = harness.submit(work_s=1e6, time_limit_s=LIMIT_S)
     harness.start(first, "t0")
     harness.wait(100.0)
@@ -190,7 +190,7 @@ def test_suspended_time_counts_for_the_limit_and_for_nothing_else() -> None:
 
 def test_a_pre_run_ends_when_it_would_have() -> None:
     """It counts from its start as well."""
-    harness = Harness(inference=0)
+    harness = EngineHarness(inference=0)
     spec = make_spec("j", workers=(2, 2), gpus_per_worker=8, prerun=PrerunSpec(time_s=100.0))
     harness.sim.submit([Submission(at_s=0.0, job_id=JOB, spec=spec, work_s=1e6)])
     harness.settle()
@@ -206,7 +206,7 @@ def test_a_pre_run_ends_when_it_would_have() -> None:
 
 def test_a_window_after_its_limit_finds_a_rebuilt_job_ended() -> None:
     """The window that was planned by the limit stops no job."""
-    harness = Harness(inference=0)
+    harness = EngineHarness(inference=0)
     harness.start(harness.submit(work_s=1e6, time_limit_s=LIMIT_S), "t0")
     harness.wait(400.0)
     harness.lose_journal()

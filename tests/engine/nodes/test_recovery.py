@@ -11,7 +11,7 @@ from coordinator.engine.state.events import OrdersRecovered
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Start, Suspend
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import Harness, start
+from tests.harness.cluster.engine import EngineHarness, start
 
 
 def beside(job: JobEntry, host: JobEntry, node: str, *, is_packed: bool = False) -> Start:
@@ -21,7 +21,7 @@ def beside(job: JobEntry, host: JobEntry, node: str, *, is_packed: bool = False)
     return structs.replace(start(job, node), placements=(placement,), is_packed=is_packed)
 
 
-def found(harness: Harness, name: str) -> JobEntry:
+def found(harness: EngineHarness, name: str) -> JobEntry:
     """A job as the coordinator knows it now."""
     return harness.engine.state.jobs[JobId(name)]
 
@@ -29,7 +29,7 @@ def found(harness: Harness, name: str) -> JobEntry:
 @pytest.mark.parametrize("delays", [None, Delays(report_s=0.5, ready_s=60.0, start_s=2.0)])
 def test_a_lost_journal_finds_a_packed_pair_as_packed(delays: Delays | None) -> None:
     """Two whom the ledger has computing on the same GPUs count as packed and have half of each."""
-    harness = Harness(training=1, inference=0, delays=delays)
+    harness = EngineHarness(training=1, inference=0, delays=delays)
     harness.wait(2.0)
     host = harness.submit("host")
     harness.start(host, "t0")
@@ -48,7 +48,7 @@ def test_a_lost_journal_finds_a_packed_pair_as_packed(delays: Delays | None) -> 
 
 def test_jobs_that_take_turns_are_not_found_as_packed() -> None:
     """One of two on the same GPUs is suspended: it computes beside nobody."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     first = harness.submit("first")
     harness.start(first, "t0")
     harness.wait(5.0)
@@ -66,7 +66,7 @@ def test_a_gang_of_which_one_node_missed_the_suspension_is_put_aside(
     deaf: str, shared: str
 ) -> None:
     """Whichever ledger is read first, it does not compute beside the one that had its turn."""
-    harness = Harness(inference=0)
+    harness = EngineHarness(inference=0)
     wide = harness.submit("wide", workers=(2, 2))
     harness.start(wide, "t0", "t1")
     harness.wait(5.0)
@@ -88,7 +88,7 @@ def test_a_gang_of_which_one_node_missed_the_suspension_is_put_aside(
 
 def test_who_was_there_before_a_ledger_was_read_is_not_packed_by_it() -> None:
     """A second reading of a ledger finds nobody, and leaves a host beside its guest as it is."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     host = harness.submit("host")
     harness.start(host, "t0")
     harness.decide(beside(harness.submit("guest"), host, "t0", is_packed=True))

@@ -24,8 +24,8 @@ from coordinator.engine.state.events import JobChanged
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.sim.run.simulation import Submission
-from tests.builders import make_spec
-from tests.engine.harness import Harness, start, state
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, start, state
 
 FULL = JobSpec(
     name="full",
@@ -60,16 +60,16 @@ UNSTATED = {"depends_on", "is_held", "array", "prerun", "launcher"}
 would replace the store."""
 
 
-def cell() -> Harness:
+def cell() -> EngineHarness:
     """Three nodes of rack r7, by their own labels, which outlive the journal."""
-    harness = Harness(training=3, inference=0)
+    harness = EngineHarness(training=3, inference=0)
     for node in harness.sim.nodes.values():
         node.learn(labels={"rack": "r7"})
     harness.settle()
     return harness
 
 
-def submit(harness: Harness, spec: JobSpec) -> JobEntry:
+def submit(harness: EngineHarness, spec: JobSpec) -> JobEntry:
     """The job waits."""
     now_s = harness.sim.loop.now_s
     harness.sim.submit([Submission(at_s=now_s, job_id=JobId("j"), spec=spec, work_s=1e6)])
@@ -77,7 +77,7 @@ def submit(harness: Harness, spec: JobSpec) -> JobEntry:
     return harness.engine.state.jobs[JobId("j")]
 
 
-def rebuilt(harness: Harness) -> JobEntry:
+def rebuilt(harness: EngineHarness) -> JobEntry:
     """The job after the loss of the journal."""
     harness.lose_journal()
     job = harness.engine.state.jobs[JobId("j")]
@@ -85,7 +85,7 @@ def rebuilt(harness: Harness) -> JobEntry:
     return job
 
 
-def barred(harness: Harness, job: JobEntry) -> set[NodeName]:
+def barred(harness: EngineHarness, job: JobEntry) -> set[NodeName]:
     """The nodes that policies see it leave alone."""
     assert harness.engine.check() == []
     [seen] = [seen for seen in harness.engine.snapshot().jobs if seen.job_id == job.job_id]

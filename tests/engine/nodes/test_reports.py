@@ -24,8 +24,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Loan
-from tests.engine.harness import CHAT, Harness, start, state
-from tests.engine.scripted_nodes import CODE, Reporting, service
+from tests.harness.cluster.engine import CHAT, EngineHarness, start, state
+from tests.harness.cluster.scripted_nodes import CODE, Reporting, service
 from tests.tables import each_row
 
 R = NodeRole
@@ -177,7 +177,7 @@ def test_a_node_that_was_lost_may_come_back_anywhere() -> None:
     assert lone.report(R.ON_LOAN) == ["heard again -> on_loan"]
 
 
-def claim(harness: Harness, name: str, *facts: WorkerFact) -> None:
+def claim(harness: EngineHarness, name: str, *facts: WorkerFact) -> None:
     """A node's report with workers that it was not given."""
     entry = harness.node(name)
     event = NodeReported(
@@ -197,7 +197,7 @@ def claim(harness: Harness, name: str, *facts: WorkerFact) -> None:
 @each_row("phase", list(WorkerPhase))
 def test_a_node_has_no_say_in_the_worker_of_another(phase: WorkerPhase) -> None:
     """Whatever it says of it, the job and the true holder stay as they are; it is told to stop."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit("j")
     harness.start(job, "t0")
     harness.wait(5.0)
@@ -223,7 +223,7 @@ def test_only_a_node_that_knows_the_order_proves_that_it_lost_the_worker(
 ) -> None:
     """Generations are counted by each leader: one of an earlier epoch, however high, is another
     leader's, whose last orders this one may never have read."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.lose_journal()
     job = harness.submit("j")
     harness.start(job, "t0")
@@ -246,7 +246,7 @@ def test_only_a_node_that_knows_the_order_proves_that_it_lost_the_worker(
 FULL = "ledger /state/ledger: No space left on device"
 
 
-def report(harness: Harness, name: str, ledger_error: str) -> Outcome:
+def report(harness: EngineHarness, name: str, ledger_error: str) -> Outcome:
     """What a node says that stays as it was ordered, and whose disk is so."""
     node = harness.node(name)
     event = NodeReported(
@@ -264,7 +264,7 @@ def report(harness: Harness, name: str, ledger_error: str) -> Outcome:
     return harness.engine.handle(event, now_s=harness.engine.state.now_s)
 
 
-def told(harness: Harness) -> list[tuple[str, str]]:
+def told(harness: EngineHarness) -> list[tuple[str, str]]:
     """What is told of disks, and why."""
     lines = [(line.what, line.reason) for line in harness.engine.state.stories]
     return [(what, why) for what, why in lines if what.startswith("takes ")]
@@ -272,7 +272,7 @@ def told(harness: Harness) -> list[tuple[str, str]]:
 
 def test_it_is_told_once_when_a_disk_fills_up_and_once_when_it_has_room() -> None:
     """However often the node says it; both times somebody may want to act on it."""
-    harness = Harness()
+    harness = EngineHarness()
     first, again = report(harness, "t0", FULL), report(harness, "t0", FULL)
     assert (first.needs_pass, first.needs_loan_pass) == (True, True)
     assert (again.needs_pass, again.needs_loan_pass) == (False, False)
@@ -282,7 +282,7 @@ def test_it_is_told_once_when_a_disk_fills_up_and_once_when_it_has_room() -> Non
 
 def test_no_worker_is_placed_on_it() -> None:
     """Policies see that it takes none, and what one decides all the same is refused."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     report(harness, "t0", FULL)
     [seen] = [node for node in harness.engine.snapshot().nodes if node.name == "t0"]
@@ -298,7 +298,7 @@ def test_no_worker_is_placed_on_it() -> None:
 
 def test_it_is_not_lent_and_serves_on() -> None:
     """Its service counts on it as before; what a policy decides all the same is refused."""
-    harness = Harness()
+    harness = EngineHarness()
     since_s = harness.node("i0").serving_since_s
     report(harness, "i0", FULL)
     loan = Loan(node=NodeName("i0"), service=CHAT, reason="idle")
@@ -315,7 +315,7 @@ def test_it_is_not_lent_and_serves_on() -> None:
 
 def test_what_runs_there_and_what_is_lent_stays() -> None:
     """A full disk ends neither a worker nor a loan."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     harness.wait(1.0)
     job = harness.submit(work_s=1000.0)
@@ -333,7 +333,7 @@ def test_what_runs_there_and_what_is_lent_stays() -> None:
 def test_workers_of_a_node_are_those_of_present_attempts(*, is_present: bool) -> None:
     """A key that an earlier attempt left on a GPU is of nobody, though a worker of the same number
     runs elsewhere."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit()
     harness.start(job, "t1")
     harness.wait(5.0)

@@ -11,8 +11,8 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement
-from tests.engine.harness import state
-from tests.engine.scripted_nodes import GPUS, N, Reporting, facts
+from tests.harness.cluster.engine import state
+from tests.harness.cluster.scripted_nodes import GPUS, N, Reporting, facts
 
 GONE = GPUS[1]
 LEFT = GPUS[:1]

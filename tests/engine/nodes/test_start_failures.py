@@ -20,8 +20,8 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api.explain_job import reasons as explain_job
 from coordinator.service.api.explain_node import reasons as explain_node
-from tests.engine.harness import CHAT, state
-from tests.engine.scripted_nodes import (
+from tests.harness.cluster.engine import CHAT, state
+from tests.harness.cluster.scripted_nodes import (
     BACK_OFF_S,
     BROKEN,
     FAULT,

@@ -12,8 +12,8 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.nodes.start_failures import MOST
 from coordinator.engine.state.events import JobCancelRequested, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
-from tests.engine.harness import state
-from tests.engine.scripted_nodes import BROKEN, REST_S, BlackHole, Refusal
+from tests.harness.cluster.engine import state
+from tests.harness.cluster.scripted_nodes import BROKEN, REST_S, BlackHole, Refusal
 from tests.tables import each_row
 
 SILENT = f"{STORAGE_SILENT} in 10 s"

@@ -21,7 +21,7 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan, Migrate, Placement, Resize
 from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness, start, state
+from tests.harness.cluster.engine import CHAT, EngineHarness, start, state
 
 IN_S = 1000.0
 START_S, GRACE_S = 15.0, 30.0  # start_p99_s, and the grace of a job of the harness
@@ -34,7 +34,7 @@ A = OperatorAction
 
 
 def ask(
-    harness: Harness,
+    harness: EngineHarness,
     action: A = A.DRAIN_AT,
     *,
     node: str = "t0",
@@ -56,17 +56,17 @@ def ask(
     harness.settle()
 
 
-def lines(harness: Harness, subject: str) -> list[tuple[str, str]]:
+def lines(harness: EngineHarness, subject: str) -> list[tuple[str, str]]:
     """What was told of a job or a node."""
     return [(s.what, s.reason) for s in harness.engine.state.stories if s.subject == subject]
 
 
-def lend(harness: Harness, node: str = "i0") -> None:
+def lend(harness: EngineHarness, node: str = "i0") -> None:
     """The next loan pass would lend this node."""
     harness.decide(Loan(node=NodeName(node), service=CHAT, reason="test"), lend=True)
 
 
-def avoids(harness: Harness, job: JobEntry) -> tuple[str, ...]:
+def avoids(harness: EngineHarness, job: JobEntry) -> tuple[str, ...]:
     """The nodes that policies see as left alone by a job."""
     return next(
         seen.nodes.avoided for seen in harness.engine.snapshot().jobs if seen.job_id == job.job_id
@@ -78,7 +78,7 @@ def avoids(harness: Harness, job: JobEntry) -> tuple[str, ...]:
 )
 def test_only_a_job_that_is_over_in_time_starts(limit_s: float | None, does_start: bool) -> None:
     """The start before its time limit and the grace after it count; an estimate is no limit."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     ask(harness)
     job = harness.submit("j", work_s=10.0, time_limit_s=limit_s)
     assert avoids(harness, job) == (() if does_start else ("t0",))
@@ -94,7 +94,7 @@ def test_only_a_job_that_is_over_in_time_starts(limit_s: float | None, does_star
 
 def test_the_longer_a_job_waits_the_fewer_nodes_it_may_use() -> None:
     """Time alone closes a node to it, without any event about the job or the node."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     ask(harness)
     job = harness.submit("j", time_limit_s=FITS_S - 100.0)
     harness.wait(100.0)
@@ -107,7 +107,7 @@ def test_the_longer_a_job_waits_the_fewer_nodes_it_may_use() -> None:
 
 def test_an_explanation_names_the_window() -> None:
     """And not a fault of the job, although it leaves the node alone as after one."""
-    harness = Harness(training=1, inference=0, delays=QUICK)
+    harness = EngineHarness(training=1, inference=0, delays=QUICK)
     harness.engine.policy = policy("aryl")
     ask(harness)
     job = harness.submit("j")
@@ -118,7 +118,7 @@ def test_an_explanation_names_the_window() -> None:
 
 def test_an_explanation_names_no_window_that_does_not_concern_the_job() -> None:
     """Of a node that the job may not use, or that is too small for a worker, none is named."""
-    harness = Harness(inference=0, delays=QUICK)
+    harness = EngineHarness(inference=0, delays=QUICK)
     harness.engine.policy = policy("aryl")
     harness.sim.handle(OperatorAsked(action=A.LABEL, by="ops/me", target="t0", value="rack=r1"))
     for node in ("t0", "t1"):
@@ -139,7 +139,7 @@ def test_a_window_is_the_first_reason_where_it_alone_bars_a_job(
 ) -> None:
     """Lists show one reason: not one of labels where the fitting node is free and closes, and not a
     window where the node is busy anyway."""
-    harness = Harness(inference=0, delays=QUICK)
+    harness = EngineHarness(inference=0, delays=QUICK)
     harness.sim.handle(OperatorAsked(action=A.LABEL, by="ops/me", target="t0", value="rack=r1"))
     for node in busy:
         harness.start(harness.submit(f"on-{node}", work_s=1e6), node)
@@ -154,7 +154,7 @@ def test_a_window_is_the_first_reason_where_it_alone_bars_a_job(
 
 def test_what_is_left_of_its_limit_decides_whether_a_job_grows() -> None:
     """Its attempt has run for a while; one that moves there has its whole limit before it again."""
-    harness = Harness(training=3, delays=QUICK)
+    harness = EngineHarness(training=3, delays=QUICK)
     job = harness.submit("j", workers=(1, 2), time_limit_s=FITS_S + 100.0, work_s=1e6)
     harness.start(job, "t1")
     rigid = harness.submit("rigid", time_limit_s=FITS_S + 100.0, work_s=1e6)
@@ -177,7 +177,7 @@ def test_what_is_left_of_its_limit_decides_whether_a_job_grows() -> None:
 
 def test_what_runs_goes_on_until_the_window_and_is_drained_then() -> None:
     """As by a drain of that instant, with the same words and the same deadline."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     job = harness.submit("stays", work_s=2 * IN_S)
     harness.start(job, "t0")
     harness.wait(1.0)
@@ -199,7 +199,7 @@ def test_what_runs_goes_on_until_the_window_and_is_drained_then() -> None:
 
 def test_a_window_holds_while_the_cell_is_frozen() -> None:
     """It is an order, and no decision of a policy: a loan comes home for it as well."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     lend(harness)
     harness.wait(1.0)
     ask(harness)
@@ -219,7 +219,7 @@ def test_a_later_order_replaces_a_window(
     action: A, again_s: float | None, is_drained: bool
 ) -> None:
     """It ends, begins at once, or begins later."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     ask(harness)
     ask(harness, action, in_s=again_s)
     harness.wait(IN_S + 1.0)
@@ -232,7 +232,7 @@ def test_a_later_order_replaces_a_window(
 
 def test_a_drained_node_gets_no_window() -> None:
     """It is closed already, and would be opened until then by nobody."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     ask(harness, A.DRAIN)
     ask(harness)
     assert not harness.engine.state.windows
@@ -242,7 +242,7 @@ def test_a_drained_node_gets_no_window() -> None:
 def test_a_lent_node_is_home_when_its_window_begins() -> None:
     """It is called home one reclaim deadline before, whatever limits its jobs have, and is told
     why; nothing starts on it in the lease TTL before that."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     lend(harness)
     harness.wait(1.0)
     ask(harness, node="i0")
@@ -268,7 +268,7 @@ def test_a_lent_node_is_home_when_its_window_begins() -> None:
 @pytest.mark.parametrize("left_s", [1.0, 0.0])
 def test_a_node_is_lent_while_the_loan_can_come_home_in_time(left_s: float) -> None:
     """One lease TTL and the reclaim deadline must be left; policies see it, and do not ask."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     ask(harness, node="i0")
     harness.wait(IN_S - RECLAIM_S - TTL_S - left_s)
     seen = {node.name: node.takes_nothing for node in harness.engine.snapshot().nodes}
@@ -279,7 +279,7 @@ def test_a_node_is_lent_while_the_loan_can_come_home_in_time(left_s: float) -> N
 
 def test_other_settings_of_a_service_move_the_call_home() -> None:
     """A new leader keeps the window, and reckons by its own settings."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     lend(harness)
     harness.wait(1.0)
     ask(harness, node="i0")
@@ -297,7 +297,7 @@ def test_other_settings_of_a_service_move_the_call_home() -> None:
 def test_a_window_survives_a_snapshot_and_a_replay() -> None:
     """It is in the state, and its instants are engine time: the same facts give the same state."""
     journal: list[tuple[float, Event, Outcome]] = []
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     real = harness.engine.handle
 
     def recording(event: Event, *, now_s: float) -> Outcome:
@@ -328,7 +328,7 @@ def test_a_window_survives_a_snapshot_and_a_replay() -> None:
 
 def test_a_removed_node_takes_its_window_along() -> None:
     """The name may join again, as a new node that no order is about."""
-    harness = Harness(delays=QUICK)
+    harness = EngineHarness(delays=QUICK)
     ask(harness)
     job = harness.submit("j")
     assert avoids(harness, job) == ("t0",)

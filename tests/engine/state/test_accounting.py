@@ -16,9 +16,9 @@ from coordinator.engine.state.tables import ClusterState, JobEntry
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.sim.run.cluster import Delays
-from tests.builders import make_spec
-from tests.engine.harness import CHAT, Harness, state
 from tests.engine.stopped_jobs import gone_report, lend
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import CHAT, EngineHarness, state
 from tests.tables import each_row
 
 SPEC = make_spec()
@@ -112,12 +112,12 @@ T0, I0 = NodeName("t0"), NodeName("i0")
 SUBMITTED_S = 20.0
 
 
-def seen(harness: Harness, job: JobEntry) -> JobView:
+def seen(harness: EngineHarness, job: JobEntry) -> JobView:
     """The job as a policy sees it."""
     return next(view for view in harness.engine.snapshot().jobs if view.job_id == job.job_id)
 
 
-def not_in_time(harness: Harness, job: JobEntry) -> None:
+def not_in_time(harness: EngineHarness, job: JobEntry) -> None:
     """The node hears of its worker too late."""
     harness.toggle_deaf(T0)
     harness.start(job, T0)
@@ -126,26 +126,26 @@ def not_in_time(harness: Harness, job: JobEntry) -> None:
     harness.toggle_deaf(T0)
 
 
-def node_dies(harness: Harness, job: JobEntry) -> None:
+def node_dies(harness: EngineHarness, job: JobEntry) -> None:
     """The node reboots while it makes ready."""
     harness.start(job, T0)
     harness.sim.nodes[T0].crash()
     harness.sim.nodes[T0].boot()
 
 
-def fails_to_start(harness: Harness, job: JobEntry) -> None:
+def fails_to_start(harness: EngineHarness, job: JobEntry) -> None:
     """Its worker ends before it ran, by the job's own fault, and may be tried again."""
     harness.start(job, T0)
     harness.sim.nodes[T0].exited(next(iter(job.workers.values())).key, 1)
 
 
-def gives_way(harness: Harness, job: JobEntry) -> None:
+def gives_way(harness: EngineHarness, job: JobEntry) -> None:
     """It is preempted before it ran."""
     harness.start(job, T0)
     harness.decide(Preempt(job_id=job.job_id, reason="test"))
 
 
-def node_goes_home(harness: Harness, job: JobEntry) -> None:
+def node_goes_home(harness: EngineHarness, job: JobEntry) -> None:
     """Its node is lent, and is called back while the job starts there."""
     harness.decide(Loan(node=I0, service=CHAT, reason="test"), lend=True)
     harness.wait(1.0)
@@ -159,10 +159,10 @@ WAYS = (not_in_time, node_dies, fails_to_start, gives_way, node_goes_home)
 
 @each_row("undone", WAYS)
 def test_a_start_that_came_to_nothing_is_part_of_the_wait(
-    undone: Callable[[Harness, JobEntry], None],
+    undone: Callable[[EngineHarness, JobEntry], None],
 ) -> None:
     """The job has waited all the time, for the figures and for whoever lets it age."""
-    harness = Harness(delays=Delays(ready_s=5.0))
+    harness = EngineHarness(delays=Delays(ready_s=5.0))
     harness.wait(SUBMITTED_S)
     job = harness.submit(max_restarts=1)
     harness.wait(100.0)
@@ -179,7 +179,7 @@ def test_a_start_that_came_to_nothing_is_part_of_the_wait(
 
 def test_an_attempt_that_ran_is_no_wait() -> None:
     """What it computed is not queueing: the next wait begins when it has left its nodes."""
-    harness = Harness(delays=Delays(stop_s=7.0))
+    harness = EngineHarness(delays=Delays(stop_s=7.0))
     job = harness.submit()
     harness.wait(30.0)
     harness.start(job, T0)
@@ -192,7 +192,7 @@ def test_an_attempt_that_ran_is_no_wait() -> None:
     assert queueing_s(job, 1000.0) == 30.0 + 13.0
 
 
-def hears_late(harness: Harness, job: JobEntry, ended_ago_s: float) -> float:
+def hears_late(harness: EngineHarness, job: JobEntry, ended_ago_s: float) -> float:
     """i0 is heard to have gone home by itself, with its worker's end so long ago; now."""
     harness.wait(400.0)
     home = StopReason.PREEMPT
@@ -208,7 +208,7 @@ def test_a_wait_that_began_while_nobody_led_is_counted_from_its_beginning(
     """Its node went home when its lease had run out, and could tell nobody: that outage is part of
     the wait, for the figures and for whoever lets the job age. A report is always a little late,
     and no wait is longer than since the attempt began to run."""
-    harness = Harness()
+    harness = EngineHarness()
     lend(harness, "i0")
     job = harness.submit(work_s=1e6)
     harness.wait(30.0)
@@ -222,7 +222,7 @@ def test_a_wait_that_began_while_nobody_led_is_counted_from_its_beginning(
 
 def test_a_gang_waits_from_the_end_of_its_last_worker() -> None:
     """The other node went on until it was told, and held its GPUs."""
-    harness = Harness(delays=Delays(stop_s=7.0))
+    harness = EngineHarness(delays=Delays(stop_s=7.0))
     lend(harness, "i0")
     job = harness.submit(workers=(2, 2), work_s=1e6)
     harness.start(job, I0, T0)

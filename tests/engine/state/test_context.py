@@ -14,17 +14,17 @@ from coordinator.policies.contract.decisions import Allocation, Loan, Reclaim
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness, state
+from tests.harness.cluster.engine import CHAT, EngineHarness, state
 
 
-def bounded(**kept: int) -> Harness:
+def bounded(**kept: int) -> EngineHarness:
     """The usual cell that keeps little."""
-    harness = Harness(inference=3)
+    harness = EngineHarness(inference=3)
     harness.engine.settings = replace(harness.engine.settings, **kept)
     return harness
 
 
-def round_trip(harness: Harness, node: str) -> None:
+def round_trip(harness: EngineHarness, node: str) -> None:
     """A node is lent and comes home."""
     lend(harness, node)
     harness.decide(
@@ -34,7 +34,7 @@ def round_trip(harness: Harness, node: str) -> None:
     assert harness.node(node).role == NodeRole.SERVING
 
 
-def lend(harness: Harness, node: str) -> None:
+def lend(harness: EngineHarness, node: str) -> None:
     """A node is lent."""
     harness.decide(Loan(node=NodeName(node), service=CHAT, reason="idle"), lend=True)
     harness.wait(1.0)
@@ -61,7 +61,7 @@ def test_the_oldest_loans_that_came_home_are_forgotten() -> None:
 
 def test_a_loan_of_which_the_node_never_showed_anything_is_closed() -> None:
     """Called back before the node moved, it is over when the node shows the order to stay."""
-    harness = Harness(delays=Delays(report_s=1.0))
+    harness = EngineHarness(delays=Delays(report_s=1.0))
     harness.wait(5.0)
     harness.toggle_deaf(NodeName("i0"))
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
@@ -81,7 +81,7 @@ def test_a_loan_of_which_the_node_never_showed_anything_is_closed() -> None:
 
 def test_a_loan_closes_after_a_restart_of_the_engine() -> None:
     """Which loan a node comes home from is in the state."""
-    harness = Harness(delays=Delays(warm_up_s=10.0))
+    harness = EngineHarness(delays=Delays(warm_up_s=10.0))
     lend(harness, "i0")
     harness.decide(
         Reclaim(node=NodeName("i0"), service=CHAT, deadline_s=60.0, reason="wanted"), lend=True
@@ -114,7 +114,7 @@ def test_the_kinds_of_jobs_seen_longest_ago_are_forgotten() -> None:
 
 def test_a_kind_of_job_in_use_is_not_forgotten() -> None:
     """It is the last use that counts, not the first."""
-    harness = Harness()
+    harness = EngineHarness()
     often = harness.submit("often")
     known = ClusterState()
     for number in range(12):
@@ -126,7 +126,7 @@ def test_a_kind_of_job_in_use_is_not_forgotten() -> None:
 
 def test_a_history_of_one_kind_has_a_bound_too() -> None:
     """Only its newest runs count."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit("j")
     known = ClusterState()
     for number in range(estimates.HISTORY_KEPT + 5):
@@ -143,7 +143,7 @@ def test_the_earlier_of_engine_and_policy_is_the_wish(
     wish_s: float | None, expected_s: float
 ) -> None:
     """A gang's deadline does not hide the policy's instant, nor that the gang's."""
-    harness = Harness(
+    harness = EngineHarness(
         delays=Delays(ready_s=1e6), settings=EngineSettings(gang_ready_timeout_s=300.0)
     )
 
@@ -160,7 +160,7 @@ def test_the_earlier_of_engine_and_policy_is_the_wish(
 
 def test_a_job_that_rests_is_looked_at_when_its_cooldown_ends() -> None:
     """Nothing else happens then: without the wish it would stay small for ever."""
-    harness = Harness(training=3, settings=EngineSettings(resize_cooldown_s=100.0))
+    harness = EngineHarness(training=3, settings=EngineSettings(resize_cooldown_s=100.0))
     harness.engine.policy = policy("aryl")
     for name, work_s in (("first", 30.0), ("second", 60.0)):
         assert state(harness.submit(name, work_s=work_s)) == JobState.RUNNING

@@ -18,28 +18,28 @@ from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service.api import explain_node, rows
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness
+from tests.harness.cluster.engine import CHAT, EngineHarness
 
 SLOW = Delays(drain_s=5.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 WAY_S = {"vacate": 3.0, "device_free": 1.0, "server_ready": 10.0}
 
 
-def lent() -> Harness:
+def lent() -> EngineHarness:
     """A cell of which one node is lent; its service has a deadline of 60 s, its lease 30 s."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     harness.wait(6.0)
     return harness
 
 
-def loan_of(harness: Harness) -> LoanEntry:
+def loan_of(harness: EngineHarness) -> LoanEntry:
     """The one loan."""
     [loan] = harness.engine.state.loans.values()
     return loan
 
 
 def says(
-    harness: Harness, role: NodeRole, stage_durations_s: dict[str, float] | None = None
+    harness: EngineHarness, role: NodeRole, stage_durations_s: dict[str, float] | None = None
 ) -> NodeReported:
     """A report of the lent node, which holds no lease any more."""
     return replace(harness.report("i0", role), stage_durations_s=stage_durations_s or {})
@@ -84,7 +84,7 @@ def test_a_node_that_measured_nothing_is_judged_by_what_was_heard() -> None:
 
 def test_a_drain_that_was_turned_back_by_itself_is_never_late() -> None:
     """The loan had not begun: the service had its node all the time but for the drain."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     harness.engine.handle(
         says(harness, NodeRole.SERVING, {"unattended": 500.0}),
@@ -116,15 +116,19 @@ def test_a_lease_that_ended_before_its_node_had_left_is_overdue_never() -> None:
 WHY = "GPU GPU-1 is used by process 4711, which is not the server's"
 
 
-def draining() -> Harness:
+def draining() -> EngineHarness:
     """A cell of which one node was told to be lent; its service has a deadline of 60 s."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     return harness
 
 
 def turned(
-    harness: Harness, role: NodeRole, stages_s: dict[str, float] | None = None, *, of: str = ""
+    harness: EngineHarness,
+    role: NodeRole,
+    stages_s: dict[str, float] | None = None,
+    *,
+    of: str = "",
 ) -> NodeReported:
     """A report of the node that gave the loan up, or one of another name."""
     back = TurnBack(lease_id=LeaseId(of) if of else loan_of(harness).lease_id, reason=WHY)

@@ -15,7 +15,7 @@ from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service.api import rows
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness
+from tests.harness.cluster.engine import CHAT, EngineHarness
 from tests.tables import each_row
 
 SLOW = Delays(drain_s=5.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
@@ -25,9 +25,9 @@ FREED_S = {"vacate": 0.0, "device_free": 1.0}
 WAY_S = FREED_S | {"server_ready": 100.0}
 
 
-def called_back() -> Harness:
+def called_back() -> EngineHarness:
     """A cell whose node i0 is draining when it is called back, and does not hear of it."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     assert harness.node("i0").role == NodeRole.DRAINING
     harness.wait(1.0)
@@ -37,25 +37,25 @@ def called_back() -> Harness:
 
 
 def says(
-    harness: Harness, role: NodeRole, stage_durations_s: dict[str, float] | None = None
+    harness: EngineHarness, role: NodeRole, stage_durations_s: dict[str, float] | None = None
 ) -> None:
     """A report of i0 that knows the latest order and holds no lease."""
     said = replace(harness.report("i0", role), stage_durations_s=stage_durations_s or {})
     harness.engine.handle(said, now_s=harness.engine.state.now_s)
 
 
-def passes(harness: Harness, seconds: float) -> None:
+def passes(harness: EngineHarness, seconds: float) -> None:
     """The engine's clock goes on, and nothing is heard."""
     harness.engine.state.now_s += seconds
 
 
-def loan_of(harness: Harness) -> LoanEntry:
+def loan_of(harness: EngineHarness) -> LoanEntry:
     """The one loan."""
     [loan] = harness.engine.state.loans.values()
     return loan
 
 
-def counted(harness: Harness) -> tuple[int, int, int, float | None]:
+def counted(harness: EngineHarness) -> tuple[int, int, int, float | None]:
     """(cancelled, reclaims, late ones, longest of them)."""
     found = figures(harness.engine.state)
     return found.loans_cancelled, found.reclaims, found.reclaims_late, found.reclaim_s.max
@@ -101,7 +101,7 @@ def test_a_node_that_had_not_stopped_its_server_is_no_reclaim() -> None:
 
 def test_the_way_home_from_an_earlier_loan_proves_nothing_of_this_one() -> None:
     """An order to go that was overtaken leaves the stages of the way before in a node's reports."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     says(harness, NodeRole.SERVING, WAY_S)
     harness.toggle_deaf(I0)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
@@ -122,7 +122,7 @@ def test_a_server_that_quarantine_restarts_was_not_stopped_for_the_loan() -> Non
 
 def test_a_lease_that_ended_before_its_loan_began_is_timed_where_the_server_was_stopped() -> None:
     """Nobody ordered it home, and its service missed it all the same: a lapse like any other."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     passes(harness, 5.0)
     says(harness, NodeRole.VACATING)
@@ -148,7 +148,7 @@ def test_that_a_server_was_stopped_is_remembered_by_the_next_leader() -> None:
 
 def test_a_node_that_has_not_let_go_of_one_loan_is_not_lent_again() -> None:
     """Else the first would stay open for ever, as a late way home: nothing tells two apart."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.toggle_deaf(I0)
     lend = Loan(node=I0, service=CHAT, reason="idle")
     harness.decide(lend, lend=True)
@@ -169,7 +169,7 @@ CANCELLED = (1, 0, 0, None)
 
 
 def report(
-    harness: Harness,
+    harness: EngineHarness,
     role: NodeRole,
     *,
     lease_id: LeaseId | None = None,
@@ -183,18 +183,18 @@ def report(
     )
 
 
-def happens(harness: Harness, event: Event) -> None:
+def happens(harness: EngineHarness, event: Event) -> None:
     """It enters now, and nothing is broken."""
     harness.engine.handle(event, now_s=harness.engine.state.now_s)
     assert harness.engine.check() == []
 
 
-def moves(harness: Harness, role: NodeRole) -> None:
+def moves(harness: EngineHarness, role: NodeRole) -> None:
     """It is in another role, and was heard in the one before until now."""
     happens(harness, report(harness, role, is_move_heard=True))
 
 
-def late_now(harness: Harness) -> int:
+def late_now(harness: EngineHarness) -> int:
     """Late reclaims by `status`, with which the loan's row and the count of loans agree."""
     state = harness.engine.state
     found = with_overdue(figures(state), state, state.now_s)
@@ -205,7 +205,7 @@ def late_now(harness: Harness) -> int:
     return found.reclaims_late
 
 
-def is_late_by(harness: Harness, took_s: float) -> None:
+def is_late_by(harness: EngineHarness, took_s: float) -> None:
     """It was late, with this time from the order on, in every place that says so."""
     assert counted(harness) == (0, 1, 1, took_s)
     assert late_now(harness) == 1
@@ -298,7 +298,7 @@ def test_of_a_node_that_fell_silent_counts_until_when_it_was_heard(
 
 def test_of_a_node_that_did_not_drain_silence_after_the_deadline_makes_nothing_late() -> None:
     """It served until nobody heard it: the order to go had not come to it."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.toggle_deaf(I0)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     harness.decide(RECLAIM, lend=True)
@@ -335,7 +335,7 @@ def again(engine: Engine) -> Engine:
 
 def test_a_loan_that_begins_after_its_deadline_is_one_reclaim() -> None:
     """Its order waits, as for a job, and its node drains on: it begins when it was late already."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     harness.toggle_deaf(I0)
     loan = loan_of(harness)
@@ -350,7 +350,7 @@ def test_a_loan_that_begins_after_its_deadline_is_one_reclaim() -> None:
 @pytest.mark.parametrize(("deaf_s", "is_late"), [(50.0, False), (60.5, True), (100.0, True)])
 def test_a_simulated_node_is_judged_as_a_live_one(deaf_s: float, is_late: bool) -> None:
     """It is heard all the time, though it says nothing new while it drains."""
-    harness = Harness(delays=Delays(drain_s=1000.0))
+    harness = EngineHarness(delays=Delays(drain_s=1000.0))
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     harness.toggle_deaf(I0)
     harness.decide(RECLAIM, lend=True)

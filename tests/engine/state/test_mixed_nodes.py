@@ -22,9 +22,9 @@ from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Start
 from coordinator.service.api.explain_job import reasons as explain_job
-from tests.builders import make_spec
-from tests.engine.harness import state
-from tests.engine.scripted_nodes import facts, journalled
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import state
+from tests.harness.cluster.scripted_nodes import facts, journalled
 
 L4, A100, MIG = "NVIDIA L4", "NVIDIA A100", "NVIDIA A100 MIG 1g.10gb"
 POLICIES = ("aryl", "fifo", "foresight", "tiresias", "pollux", "drf", "tetris", "themis", "yarn")

@@ -29,18 +29,18 @@ from coordinator.service.api.history_reads import open_facts
 from coordinator.service.api.rows import history_lines, job_row
 from coordinator.service.history.facts import Fact, facts
 from coordinator.service.history.usage_sum import Sums, Totals
-from tests.engine.harness import CHAT, Harness, state
 from tests.engine.state.test_accounting import I0, T0
+from tests.harness.cluster.engine import CHAT, EngineHarness, state
 
 
-def lines_of(harness: Harness) -> tuple[HistoryLine, ...]:
+def lines_of(harness: EngineHarness) -> tuple[HistoryLine, ...]:
     """All lines of a cell, as the history gets them."""
     found = harness.engine.state
     assert found.stories_dropped == 0
     return history_lines(found, found.stories, 0)
 
 
-def amounts(harness: Harness) -> list[Fact]:
+def amounts(harness: EngineHarness) -> list[Fact]:
     """What a report is made of now."""
     found = [fact for line in lines_of(harness) for fact in facts(line)]
     return [*found, *open_facts(harness.engine.state, harness.sim.loop.now_s)]
@@ -53,14 +53,14 @@ def total(found: Sequence[Fact], since_s: float, until_s: float) -> Totals:
     return sums.rows.get((), Totals())
 
 
-def records(harness: Harness, kind: StoryKind) -> list[object]:
+def records(harness: EngineHarness, kind: StoryKind) -> list[object]:
     """The records of one kind."""
     return [line.detail for line in lines_of(harness) if line.kind == kind]
 
 
 def test_a_job_has_an_account_of_its_attempts_and_of_its_whole_life() -> None:
     """Where and for how long each attempt held GPUs, in which pool, and what became of the job."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.decide(Loan(node=I0, service=CHAT, reason="test"), lend=True)
     harness.wait(30.0)
     job = harness.submit(work_s=1e6)
@@ -99,7 +99,7 @@ def test_a_job_has_an_account_of_its_attempts_and_of_its_whole_life() -> None:
 
 def test_an_elastic_job_has_its_largest_gang_and_the_time_of_its_workers() -> None:
     """Workers that came and went one after the other were never there together."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 2), work_s=1e6)
     harness.start(job, "t0")
     harness.wait(50.0)
@@ -127,7 +127,7 @@ def test_an_elastic_job_has_its_largest_gang_and_the_time_of_its_workers() -> No
 def test_time_behind_a_shut_gate_is_no_wait(is_cancelled: bool) -> None:
     """The report has the time before a hold and after the release, as the job itself has it; also
     while the job is held, and of one that is cancelled there."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(work_s=1e6)
     harness.wait(10.0)
     before_s = queueing_s(job, harness.sim.loop.now_s)
@@ -154,7 +154,7 @@ def test_time_behind_a_shut_gate_is_no_wait(is_cancelled: bool) -> None:
 
 def test_work_that_a_requeue_loses_has_the_cause_order() -> None:
     """Neither a node nor the policy is to blame for what a person ordered."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(work_s=1e6)
     harness.start(job, "t0")
     harness.wait(100.0)
@@ -166,7 +166,7 @@ def test_work_that_a_requeue_loses_has_the_cause_order() -> None:
 
 def test_each_decision_is_a_line_of_its_kind_with_its_reason() -> None:
     """Starts, resizes, preemptions, loans and reclaims; what follows from them is an event."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit(workers=(1, 2), work_s=1e6)
     harness.start(job, "t0")
     harness.wait(10.0)

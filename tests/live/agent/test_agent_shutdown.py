@@ -12,8 +12,8 @@ import pytest
 
 from common.model import NodeRole
 from coordinator.demo.supervise import TERM_S
-from tests.agent.daemon_harness import KEY, ROOT, DaemonHarness, end, lend, make_daemon_harness
-from tests.agent.worker_harness import is_alive
+from tests.harness.node.daemon import KEY, ROOT, DaemonHarness, end, lend, make_daemon_harness
+from tests.harness.node.workers import is_alive
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 harness = pytest.fixture(make_daemon_harness)

@@ -13,7 +13,7 @@ from agent.storage.ledger import Ledger
 from common.clock import SystemClock
 from common.messages import WorkerPhase
 from common.model import JobId, NodeRole, WorkerKey
-from tests.agent.daemon_harness import (
+from tests.harness.node.daemon import (
     KEY,
     WAITING,
     DaemonHarness,
@@ -25,8 +25,8 @@ from tests.agent.daemon_harness import (
     order,
     pids,
 )
-from tests.agent.worker_harness import PATIENCE_S, is_alive
-from tests.programs import ended
+from tests.harness.node.workers import PATIENCE_S, is_alive
+from tests.harness.programs import ended
 
 P, R = WorkerPhase, NodeRole
 pytestmark = [pytest.mark.nats, pytest.mark.slow]

@@ -13,9 +13,9 @@ from agent.settings_file import way_home
 from agent.storage import accepted_settings, file_ownership
 from agent.storage.ledger import Ledger, exclusive
 from common.model import NodeRole
-from tests.agent.daemon_harness import DaemonHarness
-from tests.agent.lent_node import home, make_lent, make_quiet_harness, role
-from tests.agent.life_harness import settings
+from tests.harness.node.daemon import DaemonHarness
+from tests.harness.node.lent_node import home, make_lent, make_quiet_harness, role
+from tests.harness.node.life import settings
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

@@ -11,7 +11,7 @@ import pytest
 
 from common.messages import WorkerPhase
 from common.model import NodeRole
-from tests.agent.daemon_harness import (
+from tests.harness.node.daemon import (
     KEY,
     WAITING,
     DaemonHarness,
@@ -21,8 +21,8 @@ from tests.agent.daemon_harness import (
     order,
     pids,
 )
-from tests.agent.full_disk import SmallDisk, small_disk
-from tests.agent.worker_harness import is_alive
+from tests.harness.node.full_disk import SmallDisk, small_disk
+from tests.harness.node.workers import is_alive
 
 R = NodeRole
 pytestmark = [pytest.mark.nats, pytest.mark.slow]

@@ -11,9 +11,16 @@ from agent.settings_file import expected_homes, way_home
 from agent.storage.ledger import exclusive, peek
 from common.errors import Unavailable
 from common.model import NodeRole
-from tests.agent.daemon_harness import DaemonHarness, kill_9, lend, make_daemon_harness
-from tests.agent.lent_node import home, make_lent, make_quiet_harness, role, with_line, with_other
-from tests.agent.worker_harness import is_alive
+from tests.harness.node.daemon import DaemonHarness, kill_9, lend, make_daemon_harness
+from tests.harness.node.lent_node import (
+    home,
+    make_lent,
+    make_quiet_harness,
+    role,
+    with_line,
+    with_other,
+)
+from tests.harness.node.workers import is_alive
 
 R = NodeRole
 pytestmark = pytest.mark.slow

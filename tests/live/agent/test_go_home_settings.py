@@ -13,8 +13,8 @@ from agent.storage.ledger import peek
 from common.errors import ConfigError, Unavailable
 from common.model import NodeRole, Pool
 from common.settings import load
-from tests.agent.daemon_harness import DaemonHarness
-from tests.agent.lent_node import (
+from tests.harness.node.daemon import DaemonHarness
+from tests.harness.node.lent_node import (
     Spoil,
     append,
     home,

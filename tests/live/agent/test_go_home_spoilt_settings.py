@@ -18,8 +18,9 @@ from agent.storage import accepted_settings
 from agent.storage.ledger import exclusive, peek
 from common.model import NodeRole
 from common.settings import load
-from tests.agent.daemon_harness import DaemonHarness, kill_9, lend, make_daemon_harness
-from tests.agent.lent_node import (
+from tests.harness.fakes import FakeClock
+from tests.harness.node.daemon import DaemonHarness, kill_9, lend, make_daemon_harness
+from tests.harness.node.lent_node import (
     Spoil,
     home,
     make_lent,
@@ -31,9 +32,8 @@ from tests.agent.lent_node import (
     with_server_line,
     without_server,
 )
-from tests.agent.worker_harness import is_alive
-from tests.fakes import FakeClock
-from tests.programs import ended
+from tests.harness.node.workers import is_alive
+from tests.harness.programs import ended
 
 R = NodeRole
 pytestmark = [pytest.mark.nats, pytest.mark.slow]

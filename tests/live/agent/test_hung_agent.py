@@ -14,9 +14,9 @@ from agent.shim.files import boot_id
 from agent.storage import node_lock
 from agent.storage.ledger import frame, peek
 from common.model import NodeRole
-from tests.agent.daemon_harness import DaemonHarness, end, lend, make_daemon_harness
-from tests.agent.stalling_agent import STALL
-from tests.agent.worker_harness import is_alive
+from tests.harness.node.daemon import DaemonHarness, end, lend, make_daemon_harness
+from tests.harness.node.stalling_agent import STALL
+from tests.harness.node.workers import is_alive
 
 R = NodeRole
 MASKED = "00000000-0000-4000-8000-000000000000"
@@ -153,7 +153,7 @@ async def test_a_lent_node_comes_home_from_an_agent_with_a_step_that_never_ends(
     """Its loop turns, so that only what it has begun tells: the last resort ends it like one that
     hangs, and goes on."""
     config = harness.config(inference=True)
-    agent = await harness.start(config, program="tests.agent.stalling_agent")
+    agent = await harness.start(config, program="tests.harness.node.stalling_agent")
     await lend(harness, ttl_s=6.0)
     (config.parent / STALL).touch()  # as on a mount that is gone
     await harness.until(lambda: is_silent(harness), "it reports no more")

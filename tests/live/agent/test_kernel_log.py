@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from common.messages import CollectorReport
-from tests.agent.daemon_harness import DaemonHarness, end, make_daemon_harness
-from tests.agent.worker_harness import is_alive, kill
+from tests.harness.node.daemon import DaemonHarness, end, make_daemon_harness
+from tests.harness.node.workers import is_alive, kill
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 harness = pytest.fixture(make_daemon_harness)

@@ -6,8 +6,8 @@ import pytest
 
 from common.messages import GpuHealth, WorkerPhase
 from common.model import NodeRole
-from tests.agent.daemon_harness import KEY, DaemonHarness, kill_9, lend, make_daemon_harness
-from tests.agent.worker_harness import is_alive
+from tests.harness.node.daemon import KEY, DaemonHarness, kill_9, lend, make_daemon_harness
+from tests.harness.node.workers import is_alive
 
 R, P = NodeRole, WorkerPhase
 HANG = '\n[[fault]]\nkind = "hang"\nat_s = 0.0\n'

@@ -22,8 +22,8 @@ from agent.lease.renewal import RESORT_LIMIT_S, LastResort
 from agent.shim import files as shim_files
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.last_resort_keeper import CLOCK, KeeperHarness, make_keeper_harness
-from tests.agent.worker_harness import kill, rss_bytes
+from tests.harness.node.last_resort_keeper import CLOCK, KeeperHarness, make_keeper_harness
+from tests.harness.node.workers import kill, rss_bytes
 from tests.tables import each_row
 
 harness = pytest.fixture(make_keeper_harness)

@@ -11,8 +11,8 @@ from agent.shim import files as shim_files
 from agent.storage.ledger import peek
 from common.messages import WorkerPhase
 from common.model import NodeRole
-from tests.agent.daemon_harness import KEY, DaemonHarness, lend, make_daemon_harness, order
-from tests.agent.worker_harness import (
+from tests.harness.node.daemon import KEY, DaemonHarness, lend, make_daemon_harness, order
+from tests.harness.node.workers import (
     is_alive,
 )
 

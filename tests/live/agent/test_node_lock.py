@@ -16,9 +16,9 @@ from agent.storage.ledger import exclusive
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.settings import load
-from tests.agent.daemon_harness import DaemonHarness
-from tests.agent.lent_node import home, make_lent, make_quiet_harness
-from tests.agent.worker_harness import PATIENCE_S
+from tests.harness.node.daemon import DaemonHarness
+from tests.harness.node.lent_node import home, make_lent, make_quiet_harness
+from tests.harness.node.workers import PATIENCE_S
 
 CLOCK = SystemClock()
 EARLIER = "00000000-0000-4000-8000-000000000000"

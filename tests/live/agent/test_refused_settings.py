@@ -22,8 +22,8 @@ from agent.watchdog import Duties
 from common.errors import ConfigError
 from common.model import NodeRole
 from common.settings import load
-from tests.agent.daemon_harness import DaemonHarness, is_free
-from tests.agent.lent_node import (
+from tests.harness.node.daemon import DaemonHarness, is_free
+from tests.harness.node.lent_node import (
     Spoil,
     append,
     make_lent,
@@ -32,7 +32,7 @@ from tests.agent.lent_node import (
     with_line,
     with_other,
 )
-from tests.programs import ended
+from tests.harness.programs import ended
 
 R = NodeRole
 pytestmark = pytest.mark.slow

@@ -15,9 +15,9 @@ from agent.telemetry.machine import ThisMachine
 from agent.workers.spec import TORCH_STORE, worker_argv
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import NodeRole, StopReason
-from tests.agent.daemon_harness import DaemonHarness, kill_9, make_daemon_harness
-from tests.agent.rendezvous_store import KEY_VALUE_STORE, ask, store_order
-from tests.agent.worker_harness import (
+from tests.harness.node.daemon import DaemonHarness, kill_9, make_daemon_harness
+from tests.harness.node.rendezvous_store import KEY_VALUE_STORE, ask, store_order
+from tests.harness.node.workers import (
     WorkerHarness,
     is_alive,
     kill,

@@ -16,8 +16,8 @@ from agent.hooks.running_command import CommandRecord, end_left
 from agent.storage.ledger import peek
 from common.clock import SystemClock
 from common.model import NodeRole
-from tests.agent.daemon_harness import LOOK_S, DaemonHarness, kill_9, make_daemon_harness
-from tests.agent.worker_harness import PATIENCE_S, is_alive
+from tests.harness.node.daemon import LOOK_S, DaemonHarness, kill_9, make_daemon_harness
+from tests.harness.node.workers import PATIENCE_S, is_alive
 
 R = NodeRole
 

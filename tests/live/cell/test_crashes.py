@@ -11,7 +11,7 @@ import pytest
 
 from common.model import JobState
 from coordinator.demo.cell import COORDINATOR
-from tests.live.cell.harness import is_alive, running_cell
+from tests.harness.live.cell import is_alive, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -10,7 +10,7 @@ import pytest
 
 from common.api import Cancel, Done, Operate
 from common.model import JobState
-from tests.live.cell.harness import PERIODS, running_cell
+from tests.harness.live.cell import PERIODS, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

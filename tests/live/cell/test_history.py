@@ -12,12 +12,12 @@ import pytest
 
 from common.api import Cancel, Done
 from common.model import JobState
-from tests.live.cell.harness import Harness, running_cell
+from tests.harness.live.cell import LiveHarness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 
-async def lines(harness: Harness, *words: str, tenant: str = "ops") -> list[dict[str, Any]]:
+async def lines(harness: LiveHarness, *words: str, tenant: str = "ops") -> list[dict[str, Any]]:
     """The lines that a command prints as JSON."""
     out, _ = await harness.aryl(*words, "-o", "json", tenant=tenant, user="ada")
     found: list[dict[str, Any]] = json.loads(out)["lines"]

@@ -17,13 +17,13 @@ from common.api import Describe, Description, Done, GetLogs, Logs, Operate
 from common.errors import ArylError
 from common.messages import WorkerPhase
 from common.model import JobState, PrerunSpec, RetrySpec
-from tests.live.cell.harness import Harness, is_alive, running_cell
+from tests.harness.live.cell import LiveHarness, is_alive, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveHarness]:
     """A cell of two nodes with four GPUs each: it takes longer to start than each test here."""
     directory = tmp_path_factory.mktemp("cell")
     async with running_cell(directory, training_nodes=2, inference_nodes=0) as found:
@@ -31,14 +31,14 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harn
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def harness(shared: Harness, tmp_path: Path) -> AsyncIterator[Harness]:
+async def harness(shared: LiveHarness, tmp_path: Path) -> AsyncIterator[LiveHarness]:
     """The cell for one test, which leaves it idle."""
     harness = await shared.turn(tmp_path)
     yield harness
     await harness.tidy()
 
 
-async def test_a_job_goes_from_submit_to_success(harness: Harness) -> None:
+async def test_a_job_goes_from_submit_to_success(harness: LiveHarness) -> None:
     """A real process runs once on the GPUs that it was given, and its exit code is the job's."""
     script = 'echo "$ARYL_WORKER_INDEX $CUDA_VISIBLE_DEVICES" >> $OUT/ran'
     good = await harness.submit(harness.shell("good", script, gpus=2))
@@ -55,7 +55,7 @@ async def test_a_job_goes_from_submit_to_success(harness: Harness) -> None:
     assert (counts["jobs_finished"], counts["jobs_failed"]) == (1, 1)
 
 
-async def test_a_gang_never_runs_before_all_its_nodes_are_ready(harness: Harness) -> None:
+async def test_a_gang_never_runs_before_all_its_nodes_are_ready(harness: LiveHarness) -> None:
     """While one agent is frozen, no worker of the gang has begun; then all of them do."""
     slow = harness.cell.agent_unit("train-2")
     harness.cell.units.signal(slow, signal.SIGSTOP)
@@ -76,7 +76,7 @@ async def test_a_gang_never_runs_before_all_its_nodes_are_ready(harness: Harness
     ]
 
 
-async def test_kill_9_of_an_agent_during_a_job_loses_nothing(harness: Harness) -> None:
+async def test_kill_9_of_an_agent_during_a_job_loses_nothing(harness: LiveHarness) -> None:
     """The worker never notices; the next agent adopts it and reports its end."""
     script = "echo $$ >> $OUT/pids; while [ ! -e $OUT/go ]; do sleep 0.1; done; exit 5"
     job_id = await harness.submit(harness.shell("survivor", script))
@@ -103,7 +103,7 @@ async def test_kill_9_of_an_agent_during_a_job_loses_nothing(harness: Harness) -
 # --- why a job failed
 
 
-async def test_a_hopeless_failure_is_told_and_not_tried_again(harness: Harness) -> None:
+async def test_a_hopeless_failure_is_told_and_not_tried_again(harness: LiveHarness) -> None:
     """The log names it, the node reports it, the job ends after one attempt of the four it has."""
     script = "echo 'SyntaxError: invalid syntax' >&2; exit 1"
     retry = RetrySpec(max_restarts=3)
@@ -120,7 +120,7 @@ async def test_a_hopeless_failure_is_told_and_not_tried_again(harness: Harness) 
 
 
 async def test_a_plain_gang_has_its_ranks_and_a_crash_says_what_ended_it(
-    harness: Harness, tmp_path: Path
+    harness: LiveHarness, tmp_path: Path
 ) -> None:
     """Both attempts run, each worker with a rank of its own; then the budget is named."""
     script = (
@@ -140,7 +140,7 @@ async def test_a_plain_gang_has_its_ranks_and_a_crash_says_what_ended_it(
     assert ranks == {name: f"{name[2]} {name[2]} of 2, 0 of 1" for name in told}
 
 
-async def test_a_fault_of_a_node_is_tried_again_on_the_other_one(harness: Harness) -> None:
+async def test_a_fault_of_a_node_is_tried_again_on_the_other_one(harness: LiveHarness) -> None:
     """The next attempt avoids the node on which the first one failed."""
     script = '[ "$ARYL_ATTEMPT" = 2 ] || { echo "CUDA error: unknown"; exit 1; }; sleep 600'
     retry = RetrySpec(max_restarts=1)
@@ -163,7 +163,7 @@ async def test_a_fault_of_a_node_is_tried_again_on_the_other_one(harness: Harnes
     assert found.job.failure.reason == "cuda_failure"
 
 
-async def test_a_pre_run_comes_before_the_gang(harness: Harness) -> None:
+async def test_a_pre_run_comes_before_the_gang(harness: LiveHarness) -> None:
     """First one worker of one GPU for a moment, then both nodes with the gang."""
     script = 'echo "of $ARYL_WORKERS_MAX"; [ $ARYL_ATTEMPT = 2 ] || sleep 600'
     spec = msgspec.structs.replace(
@@ -181,7 +181,7 @@ async def test_a_pre_run_comes_before_the_gang(harness: Harness) -> None:
 # --- logs and flexible workers
 
 
-async def test_the_log_of_an_ended_job_is_answered_by_a_real_cell(harness: Harness) -> None:
+async def test_the_log_of_an_ended_job_is_answered_by_a_real_cell(harness: LiveHarness) -> None:
     """After the end was acknowledged and the worker's directory is gone, by job, worker and
     attempt; what is not known and what is kept no longer are told apart."""
     script = 'echo "worker $ARYL_WORKER_INDEX said this"'
@@ -214,7 +214,7 @@ async def test_the_log_of_an_ended_job_is_answered_by_a_real_cell(harness: Harne
         await harness.client.ask(GetLogs(job_id=again, attempt=1), Logs)
 
 
-def statuses(harness: Harness, node: str) -> list[dict[str, Any]]:
+def statuses(harness: LiveHarness, node: str) -> list[dict[str, Any]]:
     """What the shims of a node's workers say of them on disk."""
     (found,) = (each for each in harness.cell.nodes if each.name == node)
     return [
@@ -223,7 +223,7 @@ def statuses(harness: Harness, node: str) -> list[dict[str, Any]]:
     ]
 
 
-async def until_told(harness: Harness, node: str, worker_count: int) -> None:
+async def until_told(harness: LiveHarness, node: str, worker_count: int) -> None:
     """Wait until both workers of a node were told this worker count of their gang."""
 
     async def are_told() -> bool:
@@ -234,7 +234,7 @@ async def until_told(harness: Harness, node: str, worker_count: int) -> None:
 
 
 async def test_a_node_that_loses_its_flexible_workers_only_shrinks_the_job(
-    harness: Harness,
+    harness: LiveHarness,
 ) -> None:
     """Their supervisors are killed, which is their node's fault: the base goes on as the same
     attempt, nothing is preempted, and its workers learn how many are left."""

@@ -21,8 +21,8 @@ from common.api import Describe, Description
 from common.model import GpuUuid, JobState, NodeRole
 from coordinator.demo.cell import ROUTER
 from coordinator.demo.server_ctl import Files, running_pid
-from tests.agent.worker_harness import kill
-from tests.live.cell.harness import Harness, running_cell
+from tests.harness.live.cell import LiveHarness, running_cell
+from tests.harness.node.workers import kill
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -32,7 +32,7 @@ ENOUGH_REQ_PER_S = 12.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveHarness]:
     """A cell of one training node and three that serve."""
     directory = tmp_path_factory.mktemp("cell")
     async with running_cell(directory, training_nodes=1, inference_nodes=3) as found:
@@ -40,7 +40,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harn
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def harness(shared: Harness, tmp_path: Path) -> AsyncIterator[Harness]:
+async def harness(shared: LiveHarness, tmp_path: Path) -> AsyncIterator[LiveHarness]:
     """The cell for one test, which leaves it idle."""
     harness = await shared.turn(tmp_path)
     yield harness
@@ -48,7 +48,7 @@ async def harness(shared: Harness, tmp_path: Path) -> AsyncIterator[Harness]:
 
 
 @contextlib.contextmanager
-def stranger(harness: Harness, node: str) -> Generator[tuple[int, GpuUuid]]:
+def stranger(harness: LiveHarness, node: str) -> Generator[tuple[int, GpuUuid]]:
     """A process of this test's on the first GPU of a node: its pid, and the GPU."""
     uuid = fake_uuid(node, 0, fleet=str(harness.cell.run_dir))
     process = subprocess.Popen(
@@ -61,13 +61,13 @@ def stranger(harness: Harness, node: str) -> Generator[tuple[int, GpuUuid]]:
         process.wait()
 
 
-async def explained(harness: Harness, kind: str, name: str) -> str:
+async def explained(harness: LiveHarness, kind: str, name: str) -> str:
     """What `explain` says, in one text."""
     said = await harness.client.ask(Describe(kind=kind, name=name), Description)
     return "\n".join(said.why)
 
 
-async def until_told(harness: Harness, node: str, pid: int, uuid: GpuUuid) -> None:
+async def until_told(harness: LiveHarness, node: str, pid: int, uuid: GpuUuid) -> None:
     """Wait until `explain node` names a process and its GPU."""
 
     async def is_told() -> bool:
@@ -76,7 +76,7 @@ async def until_told(harness: Harness, node: str, pid: int, uuid: GpuUuid) -> No
     await harness.until(f"{node} tells of process {pid}", is_told)
 
 
-async def test_an_elastic_job_grows_into_a_lent_node_and_shrinks_back(harness: Harness) -> None:
+async def test_an_elastic_job_grows_into_a_lent_node_and_shrinks_back(harness: LiveHarness) -> None:
     """Its base stays where it is, so that the load's return costs no preemption."""
     spec = harness.training("elastic", work_s=600, workers=(4, 8), save_every_s=600)
     job_id = await harness.submit(msgspec.structs.replace(spec, expected_runtime_s=600.0))
@@ -95,7 +95,7 @@ async def test_an_elastic_job_grows_into_a_lent_node_and_shrinks_back(harness: H
     assert (await harness.cell.router_stats())["refused_total"] == 0
 
 
-async def test_a_node_that_serves_beside_a_stranger_is_not_lent(harness: Harness) -> None:
+async def test_a_node_that_serves_beside_a_stranger_is_not_lent(harness: LiveHarness) -> None:
     """Another one is, and `explain node` says whose process is in the way, and of which GPU."""
     before = {loan.lease_id for loan in await harness.loans()}
     with contextlib.ExitStack() as stack:
@@ -116,7 +116,7 @@ async def test_a_node_that_serves_beside_a_stranger_is_not_lent(harness: Harness
 
 
 async def test_a_stranger_that_comes_during_a_loan_does_not_keep_the_node_away(
-    harness: Harness,
+    harness: LiveHarness,
 ) -> None:
     """Its server is started beside it, within the deadline; the node is not lent again before the
     stranger has gone."""
@@ -134,7 +134,7 @@ async def test_a_stranger_that_comes_during_a_loan_does_not_keep_the_node_away(
         await until_told(harness, lent, pid, uuid)
 
 
-async def test_the_port_of_a_lent_nodes_server_is_kept_for_it(harness: Harness) -> None:
+async def test_the_port_of_a_lent_nodes_server_is_kept_for_it(harness: LiveHarness) -> None:
     """While it is away nobody else gets the port and whoever connects is refused; when it is back
     it serves there, and no request of the service was refused."""
     await harness.submit(harness.training("filler", work_s=600, gpus=4))
@@ -154,7 +154,7 @@ async def test_the_port_of_a_lent_nodes_server_is_kept_for_it(harness: Harness) 
     assert (await harness.cell.router_stats())["refused_total"] == 0
 
 
-async def test_a_killed_server_and_a_killed_router_are_started_again(harness: Harness) -> None:
+async def test_a_killed_server_and_a_killed_router_are_started_again(harness: LiveHarness) -> None:
     """As systemd would: the node serves again with nobody ordering it, and while another node
     serves no request is refused; the router is back on its own port with its routes."""
 
@@ -186,7 +186,7 @@ async def is_another(files: Files, first: int) -> bool:
     return running_pid(files) not in (None, first)
 
 
-def server_address(harness: Harness, name: str) -> tuple[str, int]:
+def server_address(harness: LiveHarness, name: str) -> tuple[str, int]:
     """Where a node's server listens when it is there."""
     [port] = [node.server_port for node in harness.cell.nodes if node.name == name]
     return "127.0.0.1", port

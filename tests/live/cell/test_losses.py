@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from common.model import CheckpointSpec, JobState, NodeRole
-from tests.live.cell.harness import PERIODS, running_cell
+from tests.harness.live.cell import PERIODS, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

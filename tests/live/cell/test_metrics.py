@@ -16,7 +16,7 @@ from agent.metrics_page import FAMILIES as AGENT
 from common.model import NodeRole
 from common.monitoring.families import Family
 from coordinator.service.metrics.table import FAMILIES as COORDINATOR
-from tests.live.cell.harness import Harness, running_cell
+from tests.harness.live.cell import LiveHarness, running_cell
 from tests.live.prometheus import PROMETHEUS, asked, prometheus
 
 PROMTOOL = shutil.which("promtool")
@@ -99,7 +99,7 @@ async def test_prometheus_scrapes_a_cell_that_lends(tmp_path: Path) -> None:
             await _pages_are_right(coordinator, agents)
 
 
-async def _all_are_up(harness: Harness, url: str, count: int) -> None:
+async def _all_are_up(harness: LiveHarness, url: str, count: int) -> None:
     async def up() -> bool:
         return len(await asked(url, "up == 1")) == count
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from common.model import Gate, JobState
-from tests.live.cell.harness import Harness, running_cell
+from tests.harness.live.cell import LiveHarness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,7 +29,7 @@ rm $OUT/running-$ARYL_ARRAY_INDEX
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveHarness]:
     """A cell of two nodes with four GPUs each."""
     directory = tmp_path_factory.mktemp("cell")
     async with running_cell(directory, training_nodes=2, inference_nodes=0) as found:
@@ -37,14 +37,14 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harn
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def harness(shared: Harness, tmp_path: Path) -> AsyncIterator[Harness]:
+async def harness(shared: LiveHarness, tmp_path: Path) -> AsyncIterator[LiveHarness]:
     """The cell for one test, which leaves it idle."""
     harness = await shared.turn(tmp_path)
     yield harness
     await harness.tidy()
 
 
-def job_file(harness: Harness, spec: Any) -> str:
+def job_file(harness: LiveHarness, spec: Any) -> str:
     """A job file with the command and the checkpoint of a spec."""
     path = harness.directory / f"{spec.name}.json"
     path.write_text(
@@ -61,12 +61,12 @@ def job_file(harness: Harness, spec: Any) -> str:
     return str(path)
 
 
-async def submitted(harness: Harness, spec: Any, *flags: str) -> str:
+async def submitted(harness: LiveHarness, spec: Any, *flags: str) -> str:
     out, _ = await harness.aryl("job", "submit", job_file(harness, spec), *flags, "-o", "name")
     return out.strip()
 
 
-async def test_jobs_run_in_the_order_that_people_give(harness: Harness) -> None:
+async def test_jobs_run_in_the_order_that_people_give(harness: LiveHarness) -> None:
     """One is held and released, one follows it, and a running one goes on from its checkpoint."""
     first = await submitted(harness, harness.training("first", work_s=6.0), "--hold")
     second = await submitted(
@@ -110,7 +110,7 @@ async def test_jobs_run_in_the_order_that_people_give(harness: Harness) -> None:
         assert what in out
 
 
-async def test_an_array_is_held_follows_a_job_and_is_followed(harness: Harness) -> None:
+async def test_an_array_is_held_follows_a_job_and_is_followed(harness: LiveHarness) -> None:
     """No task of it enters the line before its release and the end of what it waits for."""
 
     async def submit(name: str, *flags: str) -> str:
@@ -142,7 +142,7 @@ async def test_an_array_is_held_follows_a_job_and_is_followed(harness: Harness) 
     assert ended_at_s <= started_at_s
 
 
-async def rows(harness: Harness, *arguments: str) -> list[dict[str, Any]]:
+async def rows(harness: LiveHarness, *arguments: str) -> list[dict[str, Any]]:
     """The rows of `aryl job list`."""
     out, _ = await harness.aryl("job", "list", "-o", "json", *arguments)
     found: list[dict[str, Any]] = json.loads(out)["jobs"]
@@ -150,7 +150,7 @@ async def rows(harness: Harness, *arguments: str) -> list[dict[str, Any]]:
 
 
 async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
-    harness: Harness,
+    harness: LiveHarness,
 ) -> None:
     """Twenty tasks of which three run at once: one fails, a range is cancelled, others succeed."""
     out, _ = await harness.aryl(
@@ -199,7 +199,7 @@ async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
     assert (counted["jobs_finished"], counted["jobs_failed"]) == (11, 1)
 
 
-async def test_a_job_runs_where_its_labels_are(harness: Harness) -> None:
+async def test_a_job_runs_where_its_labels_are(harness: LiveHarness) -> None:
     """An agent's labels and those of an operator count; what nobody has is said, and waited for."""
     node = next(plan for plan in harness.cell.nodes if plan.name == "train-2")
     drop_in = node.config.with_name(f"{node.config.name}.d") / "labels.toml"

@@ -13,7 +13,7 @@ import pytest
 from common.model import JobState, NodeRole
 from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import Periods
-from tests.live.cell.harness import PERIODS, is_alive, running_cell
+from tests.harness.live.cell import PERIODS, is_alive, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ from common.model import JobState, NodeRole
 from coordinator.demo.cell import COORDINATOR
 from coordinator.engine.state.events import NodeSilent
 from coordinator.service.daemon import EXIT_FENCED
-from tests.live.cell.harness import PERIODS, running_cell
+from tests.harness.live.cell import PERIODS, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -14,12 +14,12 @@ from common.api import Operate
 from common.model import JobState
 from coordinator.plan.replay import replay
 from coordinator.plan.story import read
-from tests.live.cell.harness import Harness, running_cell
+from tests.harness.live.cell import LiveHarness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 
-async def asked(harness: Harness, *words: str, code: int = 0) -> Any:
+async def asked(harness: LiveHarness, *words: str, code: int = 0) -> Any:
     """The JSON of a command, which ends with this code."""
     out, _ = await harness.aryl("--timeout", "30", *words, "-o", "json", code=code)
     return json.loads(out) if out else None

@@ -15,8 +15,8 @@ from common.model import JobSpec, JobState
 from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import coordinator_toml
 from coordinator.policies.registry import COMPARED
+from tests.harness.live.cell import PATIENCE_S, PERIODS, LiveHarness, running_cell
 from tests.live.cell import patient_worker
-from tests.live.cell.harness import PATIENCE_S, PERIODS, Harness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -30,25 +30,25 @@ SHORT = {"pollux": "pollux:round_s=1:generations=10"}
 REST = tuple(SHORT.get(name, name) for name in COMPARED if name not in ELSEWHERE)
 
 
-def a_node_under(policy: str, directory: Path) -> AbstractAsyncContextManager[Harness]:
+def a_node_under(policy: str, directory: Path) -> AbstractAsyncContextManager[LiveHarness]:
     """A cell of one node."""
     return running_cell(directory, training_nodes=1, inference_nodes=0, policy=policy, periods=LED)
 
 
-def decided(harness: Harness, kind: str) -> int:
+def decided(harness: LiveHarness, kind: str) -> int:
     """So often the cell's coordinators said this of a decision."""
     log = (harness.cell.run_dir / "logs" / f"{COORDINATOR}.log").read_text()
     return log.count(f'msg="{kind} ')
 
 
-def complaints(harness: Harness) -> list[str]:
+def complaints(harness: LiveHarness) -> list[str]:
     """What the coordinators refused to themselves, or were troubled by."""
     log = (harness.cell.run_dir / "logs" / f"{COORDINATOR}.log").read_text()
     marks = ('msg="refused ', "level=error", "Traceback", "lead to other decisions")
     return [line for line in log.splitlines() if any(mark in line for mark in marks)]
 
 
-async def submit_three(harness: Harness, *, work_s: float, gpus: int = 2) -> list[str]:
+async def submit_three(harness: LiveHarness, *, work_s: float, gpus: int = 2) -> list[str]:
     """Three jobs, of half a node each, one of them with a deadline, two of them one app."""
     specs = [harness.training(f"j{n}", work_s=work_s, gpus=gpus, save_every_s=60) for n in range(3)]
     specs[0] = replace(specs[0], deadline_s=30.0)
@@ -56,7 +56,7 @@ async def submit_three(harness: Harness, *, work_s: float, gpus: int = 2) -> lis
     return list(await asyncio.gather(*(harness.submit(spec) for spec in specs)))
 
 
-def patient(harness: Harness, name: str) -> JobSpec:
+def patient(harness: LiveHarness, name: str) -> JobSpec:
     """A job of half a node that saves when it is asked to, and goes on until it may end."""
     options = ("--work-s=3600", "--step-s=0.1", "--save-s=0.1", "--save-every-s=60")
     return replace(
@@ -66,12 +66,12 @@ def patient(harness: Harness, name: str) -> JobSpec:
     )
 
 
-async def until_finished(harness: Harness, job_ids: list[str]) -> None:
+async def until_finished(harness: LiveHarness, job_ids: list[str]) -> None:
     for job_id in job_ids:
         await harness.until_state(job_id, JobState.SUCCEEDED)
 
 
-async def until_running(harness: Harness, count: int) -> dict[str, JobState]:
+async def until_running(harness: LiveHarness, count: int) -> dict[str, JobState]:
     """Wait until so many jobs run and have begun their work; the states of all jobs."""
 
     async def look() -> dict[str, JobState] | None:
@@ -82,7 +82,7 @@ async def until_running(harness: Harness, count: int) -> dict[str, JobState]:
     return await harness.until(f"{count} jobs run", look)
 
 
-async def switch(harness: Harness, policy: str) -> None:
+async def switch(harness: LiveHarness, policy: str) -> None:
     """An operator writes another policy into the settings and starts the coordinator again."""
     plan = replace(harness.cell.plan, policy=policy)
     config = harness.cell.run_dir / f"{COORDINATOR}.toml"

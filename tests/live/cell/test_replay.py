@@ -11,7 +11,7 @@ from common.model import JobState, NodeRole
 from coordinator.engine.record import decision_bytes
 from coordinator.policies.contract.decisions import Decision, Loan, Reclaim, Resize, Start
 from coordinator.sim.run.replay import replay
-from tests.live.cell.harness import PERIODS, Harness, running_cell
+from tests.harness.live.cell import PERIODS, LiveHarness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -30,7 +30,7 @@ PATIENT = msgspec.structs.replace(PERIODS, lease_ttl_s=12.0, reclaim_deadline_s=
 """Leases outlive the takeover on a busy machine too: nodes come home because they are reclaimed."""
 
 
-async def a_life_with_loans_and_reclaims(harness: Harness) -> None:
+async def a_life_with_loans_and_reclaims(harness: LiveHarness) -> None:
     """An elastic job and a guest on lent nodes, a coordinator that dies, a load that rises."""
     elastic = harness.training("elastic", work_s=600, workers=(4, 8), save_every_s=600)
     first = await harness.submit(msgspec.structs.replace(elastic, expected_runtime_s=600.0))

@@ -10,7 +10,7 @@ import pytest
 
 from common.api import Events, GetEvents, JobRow
 from common.model import CheckpointSpec, JobState, RetrySpec
-from tests.live.cell.harness import PERIODS, running_cell
+from tests.harness.live.cell import PERIODS, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

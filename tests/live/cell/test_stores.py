@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from common.api import GetLogs, Logs
 from common.model import STORE_INDEX, JobState, RendezvousSpec, WorkerRange
-from tests.agent.rendezvous_store import KEY_VALUE_STORE
-from tests.live.cell.harness import is_alive, running_cell
+from tests.harness.live.cell import is_alive, running_cell
+from tests.harness.node.rendezvous_store import KEY_VALUE_STORE
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -16,14 +16,14 @@ from coordinator.demo.cell import COORDINATOR, MARKER
 from coordinator.demo.plan import coordinator_toml
 from coordinator.demo.supervise import Unit
 from coordinator.engine.state.events import JobSubmitted
+from tests.harness.live.cell import LiveHarness, running_cell
 from tests.live.cell import fatal_coordinator
 from tests.live.cell.fatal_coordinator import Point
-from tests.live.cell.harness import Harness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 
-async def lead_with_one_that_dies_at(harness: Harness, point: Point) -> None:
+async def lead_with_one_that_dies_at(harness: LiveHarness, point: Point) -> None:
     """Nobody leads now; one does that will die when it submits the job of this name."""
     epoch = max(record.epoch for _, record in await harness.journal())
     config = harness.cell.run_dir / f"{point}.toml"
@@ -43,7 +43,7 @@ async def lead_with_one_that_dies_at(harness: Harness, point: Point) -> None:
     await harness.until(f"{point} leads", leads)
 
 
-async def submitted(harness: Harness, name: str) -> int:
+async def submitted(harness: LiveHarness, name: str) -> int:
     """How often a job of this name stands in the journal."""
     events = [entry.event for _, record in await harness.journal() for entry in record.entries]
     return sum(isinstance(event, JobSubmitted) and event.spec.name == name for event in events)

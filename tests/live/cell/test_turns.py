@@ -8,7 +8,7 @@ import pytest
 
 from common.model import JobState
 from coordinator.policies.contract.decisions import Resume, Suspend
-from tests.live.cell.harness import Harness, running_cell
+from tests.harness.live.cell import LiveHarness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -16,7 +16,7 @@ POLICY = "gandiva:slice_s=3:packs=false:migrates=false"
 COUNT = 'for n in $(seq 60); do echo {name} >> "$OUT/{name}"; sleep 0.1; done'
 
 
-async def submit(harness: Harness, name: str) -> str:
+async def submit(harness: LiveHarness, name: str) -> str:
     """A job on all GPUs that counts to sixty, in six seconds of its own."""
     return await harness.submit(harness.shell(name, COUNT.format(name=name), gpus=2))
 

@@ -14,7 +14,7 @@ from aiohttp import ClientError, ClientSession, web
 
 from common.api import Describe, Description, Events, GetEvents, UnknownLoadRow
 from common.model import NodeRole
-from tests.live.cell.harness import Harness, running_cell
+from tests.harness.live.cell import LiveHarness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -64,7 +64,7 @@ class Pages:
         config.write_text(found)
 
 
-async def asked(harness: Harness) -> None:
+async def asked(harness: LiveHarness) -> None:
     """Wait for so many requests more that the cell has decided several times meanwhile."""
     before = (await harness.cell.router_stats())["requests_total"]
 
@@ -74,7 +74,7 @@ async def asked(harness: Harness) -> None:
     await harness.until(f"{REQUESTS} requests more", is_over)
 
 
-async def service(harness: Harness) -> Description:
+async def service(harness: LiveHarness) -> Description:
     return await harness.client.ask(Describe(kind="service", name="chat"), Description)
 
 

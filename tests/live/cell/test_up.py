@@ -22,7 +22,7 @@ from common.clock import SystemClock
 from coordinator.client import EXIT_CODES, Client, registry
 from coordinator.demo.nats_server import find_binary
 from coordinator.demo.supervise import mentioning, sweep
-from tests.live import commands
+from tests.harness.live import commands
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from common.api import WindowRow
 from common.model import CheckpointSpec, JobState
-from tests.live.cell.harness import Harness, running_cell
+from tests.harness.live.cell import LiveHarness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -18,7 +18,7 @@ IN_S = 35
 """Long enough for a job of two seconds with its start (15 s, start_p99_s) and its grace (2 s)."""
 
 
-async def submitted(harness: Harness, name: str, *, limit_s: float | None = None) -> str:
+async def submitted(harness: LiveHarness, name: str, *, limit_s: float | None = None) -> str:
     spec = harness.shell(name, "exec sleep 600", gpus=2)
     return await harness.submit(
         replace(spec, time_limit_s=limit_s, checkpoint=CheckpointSpec(grace_s=2.0))

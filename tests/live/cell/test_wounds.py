@@ -13,7 +13,7 @@ import pytest
 from common.api import Events, GetEvents
 from common.model import CheckpointSpec, JobSpec, JobState
 from coordinator.demo.cell import COORDINATOR
-from tests.live.cell.harness import PERIODS, running_cell
+from tests.harness.live.cell import PERIODS, running_cell
 from tests.service.wounds import flip_acknowledged
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]

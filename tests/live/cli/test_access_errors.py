@@ -26,8 +26,8 @@ from coordinator.cli.session import EXIT_UNREACHABLE, Surroundings
 from coordinator.client import EXIT_CODES
 from coordinator.demo.nats_server import find_binary
 from coordinator.service.leadership.jetstream_key import NatsKey
-from tests.agent.daemon_harness import DaemonHarness
-from tests.servers import client_url
+from tests.harness.node.daemon import DaemonHarness
+from tests.harness.servers import client_url
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

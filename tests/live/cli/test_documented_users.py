@@ -25,9 +25,9 @@ from coordinator.cli.session import EXIT_UNREACHABLE
 from coordinator.client import EXIT_CODES
 from coordinator.demo.nats_server import find_binary
 from coordinator.service.journal.journal_stream import Journal
-from tests.agent.daemon_harness import DaemonHarness
-from tests.live.commands import aryl, environ_of
-from tests.servers import client_url
+from tests.harness.live.commands import aryl, environ_of
+from tests.harness.node.daemon import DaemonHarness
+from tests.harness.servers import client_url
 from tests.test_docs_examples import INSTALL, REFERENCE, block_with, file_of
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]

@@ -13,8 +13,8 @@ from common.api import Jobs, ListJobs
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator.cli.slurm.main import COMMANDS
 from coordinator.demo.cell import COORDINATOR
-from tests.live.cell.harness import Harness, running_cell
-from tests.live.commands import Said, environ_of, slurm_command
+from tests.harness.live.cell import LiveHarness, running_cell
+from tests.harness.live.commands import Said, environ_of, slurm_command
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -81,7 +81,7 @@ job. submitit and the jobs call the others as processes."""
 class Shell:
     """A login node: Slurm's commands on its PATH, and a directory that all nodes see."""
 
-    def __init__(self, harness: Harness, directory: Path) -> None:
+    def __init__(self, harness: LiveHarness, directory: Path) -> None:
         self.harness = harness
         self.directory = directory
         self.environ = {

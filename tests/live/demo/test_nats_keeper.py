@@ -15,9 +15,9 @@ from common.errors import ArylError
 from coordinator.demo.nats_keeper import NatsKeeper, takes_writes, write_error
 from coordinator.demo.nats_server import NatsServer
 from coordinator.service.journal.journal_stream import Journal
-from tests.agent.worker_harness import kill
 from tests.demo.processes import LIMIT_S
-from tests.servers import running_nats
+from tests.harness.node.workers import kill
+from tests.harness.servers import running_nats
 from tests.service.places import records
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]

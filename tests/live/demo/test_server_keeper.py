@@ -13,9 +13,9 @@ from common.clock import SystemClock
 from coordinator.demo.server_ctl import Files, has_died, locked, running_pid
 from coordinator.demo.server_keeper import LONGEST_WAIT_S, STEADY_S, Backoff, ServerKeeper
 from coordinator.demo.supervise import RESTART_S
-from tests.agent.worker_harness import kill
 from tests.demo.processes import LIMIT_S, run_script
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
+from tests.harness.node.workers import kill
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ import pytest
 
 from common.clock import SystemClock
 from coordinator.demo.supervise import RESTART_S, Supervisor, Unit, mentioning, sweep
-from tests.agent.worker_harness import is_alive, kill
 from tests.demo.processes import LIMIT_S
-from tests.fakeclock import FakeClock
+from tests.harness.fake_clock import FakeClock
+from tests.harness.node.workers import is_alive, kill
 
 pytestmark = pytest.mark.slow
 

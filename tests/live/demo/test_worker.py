@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from coordinator.demo.worker import EXIT_OWN_FAULT, EXIT_TERMINATED, Pace
 from tests.demo.processes import DEMO, LIMIT_S
-from tests.sockets import short_path
+from tests.harness.sockets import short_path
 
 pytestmark = pytest.mark.slow
 

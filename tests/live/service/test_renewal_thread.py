@@ -23,9 +23,9 @@ from coordinator.service.leadership.lease import LeaseValue
 from coordinator.service.leadership.renewal_thread import in_thread
 from coordinator.service.ports import LeasePort
 from coordinator.service.settings import CoordinatorSettings
-from tests.fakes import FakeClock, MemoryKey, memory_lease
-from tests.inbox import PATIENCE_S
-from tests.servers import running_nats
+from tests.harness.fakes import FakeClock, MemoryKey, memory_lease
+from tests.harness.inbox import PATIENCE_S
+from tests.harness.servers import running_nats
 
 CELL = "c"
 TTL_S = 4.0

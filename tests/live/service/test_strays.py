@@ -19,8 +19,8 @@ from coordinator.demo.nats_server import NatsServer
 from coordinator.service.daemon import run
 from coordinator.service.journal.jetstream import CHECKSUM_HEADER, WRITER_HEADER
 from coordinator.service.settings import CoordinatorSettings
-from tests.inbox import PATIENCE_S
-from tests.servers import running_nats
+from tests.harness.inbox import PATIENCE_S
+from tests.harness.servers import running_nats
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -24,11 +24,11 @@ from coordinator.service.api.handlers import Api
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.leadership.lease import KeyEntry, KeyPort, LeaderLease
 from coordinator.service.ports import LeasePort
-from tests.agent import life_harness
-from tests.agent.agent_harness import AgentHarness
-from tests.fakes import FakeClock
-from tests.servers import running_nats
-from tests.service.cell import make_settings, make_spec
+from tests.harness.cluster.coordinator import make_settings, make_spec
+from tests.harness.fakes import FakeClock
+from tests.harness.node import life as life_harness
+from tests.harness.node.agent import AgentHarness
+from tests.harness.servers import running_nats
 from tests.service.places import CELL, MARGIN_S, TTL_S, JetStream, opened, records
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]

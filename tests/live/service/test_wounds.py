@@ -39,9 +39,9 @@ from coordinator.service.journal import jetstream as store
 from coordinator.service.journal.journal_stream import Journal
 from coordinator.service.ports import JournalPort, Wounded
 from coordinator.service.settings import CoordinatorSettings
-from tests.inbox import PATIENCE_S
-from tests.servers import running_nats
-from tests.service.cell import make_spec
+from tests.harness.cluster.coordinator import make_spec
+from tests.harness.inbox import PATIENCE_S
+from tests.harness.servers import running_nats
 from tests.service.places import CELL, JetStream, lost, opened, records, written
 from tests.service.wounds import WOUNDS, flip_acknowledged, flip_tail, hurt, remove_all
 

@@ -16,7 +16,7 @@ from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     make_job_view,
     make_node_view,

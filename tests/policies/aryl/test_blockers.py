@@ -12,7 +12,7 @@ from coordinator.policies.aryl.blockers import blockers_of, holds
 from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView
 from coordinator.policies.tenants.infeasible import hosts_of
-from tests.builders import (
+from tests.harness.builders import (
     make_cluster,
     make_job_view,
     make_node_view,

@@ -16,7 +16,7 @@ from coordinator.policies.aryl.shortest_first import OrderKey, shortest_key, sub
 from coordinator.policies.contract.estimates import fastest_s
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.tenants.infeasible import hosts_of
-from tests.builders import (
+from tests.harness.builders import (
     make_job_view,
     make_node_view,
     make_service_view,

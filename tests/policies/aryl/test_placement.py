@@ -11,7 +11,7 @@ from coordinator.policies.aryl.gpu_types import types_in_order
 from coordinator.policies.aryl.placement import PlacementState, fill
 from coordinator.policies.contract.decisions import Placement, merge, placed_count
 from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView
-from tests.builders import (
+from tests.harness.builders import (
     make_cluster,
     make_job_view,
     make_node_view,

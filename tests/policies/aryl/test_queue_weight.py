@@ -12,7 +12,7 @@ from coordinator.policies.aryl.queue_weight import queue_weight
 from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
 
 def running(name: str, *, gang: int, most: int, work_s: float, flexible: int = 0) -> JobView:

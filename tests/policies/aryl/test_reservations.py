@@ -14,7 +14,7 @@ from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -14,7 +14,7 @@ from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.aryl.scaling import give_back, share_flexible
 from coordinator.policies.contract.estimates import work_on
 from coordinator.policies.contract.snapshot import JobView, NodeView
-from tests.builders import (
+from tests.harness.builders import (
     make_job_view,
     make_node_view,
     make_service_view,

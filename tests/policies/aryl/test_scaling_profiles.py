@@ -14,7 +14,13 @@ from coordinator.policies.aryl.scaling import give_back
 from coordinator.policies.contract.decisions import Loan, Resize, Start
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_service_view, make_snapshot
+from tests.harness.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_service_view,
+    make_snapshot,
+)
 from tests.policies.profiled_jobs import (
     DIP,
     SPEEDUP,

@@ -11,7 +11,7 @@ from common.model import GpuRequest, JobState, NodeName, NodeRole
 from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     make_job_view,
     make_node_view,
     make_service_view,

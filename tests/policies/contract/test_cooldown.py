@@ -12,7 +12,7 @@ from coordinator.policies.contract.cooldown import RESTS_PER_COST, resizable_at_
 from coordinator.policies.contract.decisions import Decision, Preempt, Resize, Start, placed_count
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_cluster,
@@ -21,7 +21,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.engine.harness import Harness
+from tests.harness.cluster.engine import EngineHarness
 from tests.policies.tenant_passes import Asked, Cell
 from tests.tables import each_row
 
@@ -64,7 +64,7 @@ def test_where_nobody_waits_nobody_is_woken_for_the_rest() -> None:
 
 def test_what_a_policy_decides_of_the_resting_is_never_refused() -> None:
     """A job that runs again after a stop is left alone until its rest ends, and no longer."""
-    harness = Harness(
+    harness = EngineHarness(
         training=1, inference=0, settings=EngineSettings(policy="srtf", min_runtime_s=30.0)
     )
     harness.engine.policy = policy("srtf")

@@ -13,7 +13,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Ten
 from coordinator.policies.parts.grants import Grant, carry_out
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.quota_guard import guarded
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.policies.profiled_jobs import told
 from tests.tables import each_row
 

@@ -22,7 +22,8 @@ from coordinator.policies.contract.free_gpus import (
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.parts.grants import Grant, carry_out
-from tests.builders import (
+from tests.draws import whole
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -30,7 +31,6 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import whole
 from tests.properties.safety import Ledger
 from tests.strategies import snapshots
 

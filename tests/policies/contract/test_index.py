@@ -27,7 +27,7 @@ from coordinator.policies.contract.snapshot import (
     NodeView,
     ServiceNodes,
 )
-from tests.builders import make_cluster, make_node_view, make_snapshot
+from tests.harness.builders import make_cluster, make_node_view, make_snapshot
 from tests.strategies import snapshots
 
 

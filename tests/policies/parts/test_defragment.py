@@ -13,7 +13,7 @@ from coordinator.policies.contract.decisions import Migrate, Placement, Resize
 from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.parts.defragment import MOST_REFUSED, Clearing
-from tests.builders import (
+from tests.harness.builders import (
     job_with,
     make_job_view,
     make_node_view,

@@ -19,8 +19,8 @@ from coordinator.policies.parts.dominant_share import (
     together,
 )
 from coordinator.policies.parts.resource_vectors import Vector, total_of
-from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.draws import pick, whole
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot
 from tests.policies.machines import cell, job, machine
 
 TEN = Vector(10.0, 10.0, 10.0)

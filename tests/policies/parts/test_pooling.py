@@ -21,7 +21,13 @@ from coordinator.policies.parts.pooling import (
     hosting_types,
     pools,
 )
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import (
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 BOTH = ("A100", "H100")
 

@@ -10,7 +10,13 @@ from coordinator.policies.aryl.shortest_first import submission_key
 from coordinator.policies.contract.free_gpus import FreeGpus, best_fit, consolidated, first_fit
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.priority_line import Turns, takes_turns
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import (
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.strategies import snapshots
 
 often = settings(max_examples=100, deadline=None)

@@ -22,7 +22,7 @@ from coordinator.policies.parts.restart_cost import (
     told_of,
 )
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_cluster,
@@ -30,7 +30,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.engine.harness import Harness
+from tests.harness.cluster.engine import EngineHarness
 from tests.tables import each_row
 
 IN_TURNS = (
@@ -185,7 +185,7 @@ def test_a_policy_sees_what_a_job_says_and_what_stops_cost_it(
     path: str | None, wasted_gpu_s: float
 ) -> None:
     """A path to save to is its word; what its stop after ten seconds threw away is the truth."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     job = harness.submit("a", path=path)
     harness.start(job, "t0")
     harness.wait(10.0)
@@ -198,7 +198,7 @@ def test_a_policy_sees_what_a_job_says_and_what_stops_cost_it(
 
 def test_what_would_be_lost_is_counted_by_the_gpus_that_a_job_had() -> None:
     """Ten seconds on two workers of four GPUs, then ten on one: 120 GPU-seconds, not 80."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     job = harness.submit("a", workers=(1, 2), gpus_per_worker=4, work_s=1000.0)
     harness.start(job, "t0", flexible=("t0",))
     harness.wait(10.0)
@@ -213,7 +213,7 @@ def test_what_would_be_lost_is_counted_by_the_gpus_that_a_job_had() -> None:
 
 def test_a_policy_sees_whether_the_present_attempt_has_saved() -> None:
     """A verified save counts until the attempt is over; what is lost is what came after it."""
-    harness = Harness(training=1, inference=0)
+    harness = EngineHarness(training=1, inference=0)
     job = harness.submit("a")
     harness.start(job, "t0")
     harness.wait(10.0)

@@ -12,7 +12,7 @@ from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.schedulers.preemptive import remaining_service, remaining_time
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 
 often = settings(max_examples=200, deadline=None)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.policies.contract.decisions import Start
-from tests.builders import job_with
+from tests.harness.builders import job_with
 from tests.policies.machines import cell, decide, full, job, machine, placed, started, with_weights
 from tests.tables import each_row
 

@@ -17,8 +17,8 @@ from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.schedulers.yarn import capacities
 from coordinator.policies.tenants.tenancy import Tenancy, fair_split
 from coordinator.policies.tenants.tree import WHOLE
-from tests.builders import NOW_S, job_with
 from tests.draws import pick, whole
+from tests.harness.builders import NOW_S, job_with
 from tests.policies.machines import cell, decide, full, job, machine, started, stopped
 from tests.policies.tenant_books import cell as shared_cell
 from tests.policies.tenant_books import names, waits

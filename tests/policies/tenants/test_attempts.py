@@ -21,7 +21,7 @@ from coordinator.policies.contract.decisions import (
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.attempts import GO_FIRST, MOST_TRIES, without
 from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated, held
-from tests.builders import job_with, make_job_view, make_worker_view
+from tests.harness.builders import job_with, make_job_view, make_worker_view
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 
 C = TenantView(name="c")

@@ -11,7 +11,7 @@ from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.registry import policy
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import job_with, make_job_view, make_node_view, make_snapshot
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import names, runs
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell

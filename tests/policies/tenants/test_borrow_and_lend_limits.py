@@ -18,7 +18,7 @@ from coordinator.policies.tenants.quota_guard import blocked, guarded
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
-from tests.builders import make_node_view, make_snapshot
+from tests.harness.builders import make_node_view, make_snapshot
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, check, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell

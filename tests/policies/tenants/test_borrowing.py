@@ -17,10 +17,10 @@ from coordinator.policies.contract.job_groups import BackOff
 from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.sim.run.cluster import Delays
-from tests.builders import NOW_S, job_with
 from tests.draws import whole
-from tests.engine.harness import Harness
 from tests.engine.test_commit import harness_of
+from tests.harness.builders import NOW_S, job_with
+from tests.harness.cluster.engine import EngineHarness
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
 from tests.tables import each_row
@@ -83,7 +83,7 @@ def test_what_its_own_guarantee_covers_it_always_may_have() -> None:
     assert names(found.decisions, Start) == {"j"}
 
 
-def called_back(harness: Harness, job: JobEntry) -> BackOff:
+def called_back(harness: EngineHarness, job: JobEntry) -> BackOff:
     """Start it, and stop it for the guarantee of `a`."""
     harness.start(job, "t0")
     harness.wait(1.0)

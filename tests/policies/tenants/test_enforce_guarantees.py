@@ -16,7 +16,7 @@ from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.enforce import GIVEN_BACK_AGAIN_S
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.run.cluster import Delays
-from tests.builders import job_with, make_node_view, make_snapshot
+from tests.harness.builders import job_with, make_node_view, make_snapshot
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import A8, B8, cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell

@@ -26,8 +26,8 @@ from coordinator.policies.tenants.enforce import allocated, held
 from coordinator.policies.tenants.entitlements import PATIENCE_S
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.run.cluster import Delays
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell

@@ -18,8 +18,8 @@ from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.stability import after
 from coordinator.policies.tenants.tenancy import Tenancy
-from tests.builders import NOW_S
 from tests.draws import pick, whole
+from tests.harness.builders import NOW_S
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import trees
 from tests.tables import each_row

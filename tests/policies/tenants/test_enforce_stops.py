@@ -14,7 +14,7 @@ from coordinator.policies.tenants.quota_guard import blocked
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.cluster import Delays
-from tests.builders import job_with, make_job_view, make_worker_view
+from tests.harness.builders import job_with, make_job_view, make_worker_view
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell

@@ -24,7 +24,7 @@ from coordinator.policies.tenants.gpu_flow import Left
 from coordinator.policies.tenants.quota_guard import guarded
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Count, Tenancy
-from tests.builders import NOW_S, job_with, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_node_view, make_snapshot
 from tests.policies.sharing_cell import DELAYS, SLICE_S, Cell
 from tests.policies.tenant_books import A8, B8, names, runs, start, stop, waits
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from common.model import NodeRole, Preemptibility, WorkerRange
 from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView, TenantView
 from coordinator.policies.tenants.infeasible import Fleet, wish_of
-from tests.builders import (
+from tests.harness.builders import (
     job_with,
     make_job_view,
     make_node_view,

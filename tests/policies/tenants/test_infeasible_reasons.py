@@ -10,7 +10,7 @@ from common.model import NodeRole
 from coordinator.policies.contract.decisions import FAIR_SHARE, Preempt, Reject, Start, Wait
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import POLICIES, policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

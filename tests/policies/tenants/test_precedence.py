@@ -11,7 +11,7 @@ from coordinator.policies.contract.decisions import Allocation, PendingReason, P
 from coordinator.policies.contract.free_gpus import is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.precedence import allocated, explained
-from tests.builders import job_with
+from tests.harness.builders import job_with
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell

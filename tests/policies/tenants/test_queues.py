@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.queues import Tree
 from coordinator.policies.tenants.tree import ITSELF, NOBODY
-from tests.builders import make_job_view, make_snapshot
+from tests.harness.builders import make_job_view, make_snapshot
 from tests.tables import each_row
 
 TENANTS = (

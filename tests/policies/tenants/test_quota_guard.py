@@ -13,7 +13,7 @@ from coordinator.policies.contract.decisions import Placement, Preempt, Resume, 
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.registry import POLICIES, Policy
 from coordinator.policies.tenants.quota_guard import guarded
-from tests.builders import make_job_view
+from tests.harness.builders import make_job_view
 from tests.policies.tenant_books import (
     A8,
     B8,

@@ -21,7 +21,7 @@ from coordinator.policies.contract.decisions import (
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.quota_guard import guarded
-from tests.builders import make_job_view, make_worker_view
+from tests.harness.builders import make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, check, runs, shared_cells, start, stop, waits
 
 GPUS = tuple(GpuUuid(f"GPU-{number}") for number in range(8))

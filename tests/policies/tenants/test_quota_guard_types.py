@@ -10,7 +10,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Ten
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.quota_guard import narrowed
 from coordinator.policies.tenants.tenancy import Tenancy
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 TYPES = ("A100", "H100")

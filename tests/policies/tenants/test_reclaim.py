@@ -15,8 +15,8 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.quota_guard import guarded
 from coordinator.policies.tenants.reclaim import given_back
-from tests.builders import job_with, make_job_view, make_worker_view
 from tests.draws import pick, whole
+from tests.harness.builders import job_with, make_job_view, make_worker_view
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import A8, B8, cell, check, names, runs, start, stop, waits
 from tests.policies.tenant_passes import NODE_GPUS, Asked

@@ -13,7 +13,7 @@ from coordinator.policies.tenants.enforce import allocated
 from coordinator.policies.tenants.entitlements import PATIENCE_S
 from coordinator.policies.tenants.quota_guard import guarded
 from coordinator.policies.tenants.reclaim import given_back
-from tests.builders import NOW_S, job_with, make_job_view, make_worker_view
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, stop, waits
 
 DIVISION = (

@@ -31,8 +31,8 @@ from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated, held
 from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.stability import after, short_lived
 from coordinator.sim.run.cluster import Delays
-from tests.builders import make_job_view, make_worker_view
 from tests.draws import pick
+from tests.harness.builders import make_job_view, make_worker_view
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import B8, cell, names, runs, shared_cells, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell

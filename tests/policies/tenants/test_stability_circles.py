@@ -28,8 +28,8 @@ from coordinator.policies.tenants.attempts import COMES_AND_GOES
 from coordinator.policies.tenants.enforce import allocated, held
 from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.stability import after
-from tests.builders import job_with, make_job_view, make_worker_view
 from tests.draws import pick
+from tests.harness.builders import job_with, make_job_view, make_worker_view
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, shared_cells, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell

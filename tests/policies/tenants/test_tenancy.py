@@ -17,7 +17,13 @@ from coordinator.engine.state.settings import TenantSettings, check_tenants
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy, fair_split, waiting_gpus, water_fill
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import (
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.policies.machines import cell as machine_cell
 from tests.policies.machines import decide, job, machine, started
 from tests.tables import each_row

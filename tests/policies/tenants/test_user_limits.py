@@ -20,8 +20,8 @@ from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.simulation import Submission
 from coordinator.workloads.shaping import linear
-from tests.builders import make_spec
 from tests.draws import pick
+from tests.harness.builders import make_spec
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, check, names, runs, shared_cells, start, waits
 from tests.policies.tenant_passes import Cell

@@ -25,8 +25,8 @@ from coordinator.policies.tenants.gpu_flow import Flow, Gang
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.victims import Choosing
-from tests.builders import job_with
 from tests.draws import pick
+from tests.harness.builders import job_with
 from tests.policies.tenant_books import A8, cell, names, runs, waits
 
 A6 = TenantView(name="a", guarantee_gpus=6)

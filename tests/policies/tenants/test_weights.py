@@ -29,7 +29,8 @@ from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import (
+from tests.draws import pick, whole
+from tests.harness.builders import (
     job_with,
     make_job_view,
     make_node_view,
@@ -37,7 +38,6 @@ from tests.builders import (
     make_spec,
     make_worker_view,
 )
-from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, check, names, runs, start, waits
 from tests.strategies import snapshots
 from tests.tables import each_row

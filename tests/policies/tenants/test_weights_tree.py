@@ -21,8 +21,8 @@ from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_node_view, make_snapshot, make_spec
 from tests.draws import pick
+from tests.harness.builders import make_node_view, make_snapshot, make_spec
 from tests.policies.tenant_books import runs, waits
 from tests.tables import each_row
 

@@ -14,9 +14,9 @@ from coordinator.engine.state.events import JobCancelRequested, OperatorAction, 
 from coordinator.engine.state.tables import AfterVacating, JobEntry
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.service.api import explain_job, rows
-from tests.engine.harness import Harness, state
-from tests.engine.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
-from tests.service.cell import Cell, job, running
+from tests.harness.cluster.coordinator import Cell, job, running
+from tests.harness.cluster.engine import EngineHarness, state
+from tests.harness.cluster.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 
 
 async def described(cell: Cell, job_id: str) -> Description:
@@ -71,7 +71,7 @@ async def test_a_job_that_is_being_cancelled_says_so_until_it_has_ended() -> Non
 )
 def test_what_becomes_of_a_job_is_said_by_what_will(after: AfterVacating, said: str) -> None:
     """All of them stop their workers, and only some wait again."""
-    harness = Harness()
+    harness = EngineHarness()
     entry = harness.submit()
     harness.start(entry, "t0")
     harness.wait(10.0)
@@ -82,7 +82,7 @@ def test_what_becomes_of_a_job_is_said_by_what_will(after: AfterVacating, said: 
 
 def test_a_job_that_was_cancelled_while_it_was_preempted_does_not_wait_again() -> None:
     """Its state is still that of a preemption."""
-    harness = Harness()
+    harness = EngineHarness()
     entry = harness.submit()
     harness.start(entry, "t0")
     harness.wait(10.0)

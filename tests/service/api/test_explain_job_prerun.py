@@ -11,17 +11,17 @@ from coordinator.policies.contract.decisions import Preempt
 from coordinator.service.api import explain_job, rows
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
-from tests.builders import make_spec
 from tests.cli.fake_cell import FakeCell, aryl
-from tests.engine.harness import Harness, start, state
 from tests.engine.jobs.test_prerun import TIME_S, cell, submit
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, start, state
 from tests.tables import each_row
 
 RULES = read_rules()
 GANG = "its gang of 2 workers with 16 GPUs"
 
 
-def fail(harness: Harness, job: JobEntry, reason: str) -> None:
+def fail(harness: EngineHarness, job: JobEntry, reason: str) -> None:
     """Its pre-run runs for a minute and fails for this reason."""
     harness.start(job, "t0")
     harness.wait(60.0)
@@ -111,7 +111,7 @@ LARGER = "its gang of 2 workers with 16 GPUs"
 """By its least size, though it may have four."""
 
 
-def larger(harness: Harness, *, time_limit_s: float | None = None) -> JobEntry:
+def larger(harness: EngineHarness, *, time_limit_s: float | None = None) -> JobEntry:
     """An elastic gang whose pre-run is on two GPUs, running there."""
     spec = make_spec(
         "gang",

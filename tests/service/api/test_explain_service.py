@@ -7,7 +7,7 @@ from common.model import NodeName, NodeRole
 from coordinator.engine.state.events import LoadMeasured
 from coordinator.engine.state.tables import Awaited
 from coordinator.policies.contract.decisions import Reclaim
-from tests.service.cell import CHAT, Cell, make_settings, on_loan, submit
+from tests.harness.cluster.coordinator import CHAT, Cell, make_settings, on_loan, submit
 
 
 async def described(cell: Cell) -> Description:

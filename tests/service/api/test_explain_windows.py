@@ -24,8 +24,8 @@ from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api import explain_windows
-from tests.engine.harness import CHAT, Harness
-from tests.service.cell import Cell, job, make_settings, running
+from tests.harness.cluster.coordinator import Cell, job, make_settings, running
+from tests.harness.cluster.engine import CHAT, EngineHarness
 from tests.tables import each_row
 
 IN_S = 100.0
@@ -89,7 +89,7 @@ async def test_a_drained_node_stays_drained_and_the_answer_says_so() -> None:
 def test_it_says_which_jobs_are_preempted_and_which_only_shrink() -> None:
     """On a training node at its window and after its deadline, on a lent one when the loan ends. A
     job with only flexible workers there runs on."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="test"), lend=True)
     harness.wait(60.0)
     base = harness.submit("base", gpus_per_worker=4, work_s=1e6)
@@ -142,7 +142,7 @@ def test_the_answer_warns_when_a_service_has_too_few_nodes_then(
     lent: tuple[str, ...], closes: tuple[str, ...], in_s: float, warns: str
 ) -> None:
     """None is left to call home, or none can be home by then."""
-    harness = Harness(training=1)
+    harness = EngineHarness(training=1)
     for node in lent:
         harness.decide(Loan(node=NodeName(node), service=CHAT, reason="test"), lend=True)
         harness.wait(30.0)

@@ -29,7 +29,7 @@ from common.model import GpuRequest, JobId, JobState, NodeName, Pool
 from coordinator.engine.state.events import OperatorAction
 from coordinator.service.coordinator import Coordinator
 from coordinator.sim.run.cluster import NodeSpec
-from tests.service.cell import Agent, Cell, make_spec
+from tests.harness.cluster.coordinator import Agent, Cell, make_spec
 from tests.service.wire import Spoilt, example, spoilt
 from tests.tables import each_row
 

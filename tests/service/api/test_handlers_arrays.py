@@ -43,7 +43,7 @@ from common.model import (
 )
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.service.settings import CoordinatorSettings
-from tests.service.cell import Cell, Reply, make_settings, make_spec
+from tests.harness.cluster.coordinator import Cell, Reply, make_settings, make_spec
 
 
 def array_of(indices: str, throttle: int | None = None, *, name: str = "sweep") -> Submit:

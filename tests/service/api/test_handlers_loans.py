@@ -22,7 +22,7 @@ from common.errors import Unavailable
 from common.model import JobState, Mode, NodeName, NodeRole
 from coordinator.engine.state.events import LoadMeasured, OperatorAction, OperatorAsked
 from coordinator.policies.contract.decisions import Loan, Recommend
-from tests.service.cell import (
+from tests.harness.cluster.coordinator import (
     CHAT,
     LEASE_TTL_S,
     Cell,

@@ -33,7 +33,7 @@ from coordinator.engine.state.tables import NodeEntry
 from coordinator.service.api import rows
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.nodes.report_folding import Folder
-from tests.service.cell import Cell, job, make_settings, running, submit
+from tests.harness.cluster.coordinator import Cell, job, make_settings, running, submit
 from tests.tables import each_row
 
 DEADLINE_S = 100.0

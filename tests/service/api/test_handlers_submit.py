@@ -28,7 +28,7 @@ from coordinator import plain_text
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.plain_text import glance
 from coordinator.service.settings import CoordinatorSettings
-from tests.service.cell import CELL, Cell, Reply, make_settings, make_spec
+from tests.harness.cluster.coordinator import CELL, Cell, Reply, make_settings, make_spec
 from tests.tables import each_row
 
 LIMIT, OWN_LIMIT = 3, 5

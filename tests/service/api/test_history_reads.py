@@ -21,7 +21,7 @@ from common.api import (
 )
 from common.history import HistoryLine, OrderRecord, StoryKind
 from common.model import ArraySpec
-from tests.service.cell import Cell, make_settings, make_spec, running
+from tests.harness.cluster.coordinator import Cell, make_settings, make_spec, running
 from tests.tables import each_row
 
 ORDERS = GetHistory(kinds=(StoryKind.ORDER, StoryKind.REFUSED))

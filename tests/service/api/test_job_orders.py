@@ -22,7 +22,7 @@ from common.api import (
 from common.messages import Message
 from common.model import Dependency, DependencyKind, Gate, JobId, JobState, WorkerRange
 from coordinator.service.coordinator import Coordinator
-from tests.service.cell import Cell, make_spec
+from tests.harness.cluster.coordinator import Cell, make_spec
 from tests.tables import each_row
 
 OK = DependencyKind.OK

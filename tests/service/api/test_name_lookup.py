@@ -25,7 +25,7 @@ from common.api import (
 )
 from common.model import ArraySpec, Dependency, DependencyKind, JobId, JobSpec, NodeName, NodeRole
 from coordinator.service.coordinator import Coordinator
-from tests.service.cell import CHAT, Cell, make_spec, on_loan, running, submit
+from tests.harness.cluster.coordinator import CHAT, Cell, make_spec, on_loan, running, submit
 from tests.tables import each_row
 
 

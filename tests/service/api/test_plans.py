@@ -12,7 +12,7 @@ from common.errors import Unavailable
 from common.model import Dependency, DependencyKind
 from common.plans import Plan, PlanKind
 from coordinator.service.api import plans
-from tests.service.cell import Cell, make_spec
+from tests.harness.cluster.coordinator import Cell, make_spec
 from tests.tables import each_row
 
 TOO_LARGE = make_spec("new", gpus_per_worker=9)

@@ -13,7 +13,7 @@ from coordinator.engine.state.events import JobCancelRequested, JobSubmitted
 from coordinator.engine.state.tables import StoryLine
 from coordinator.service.api import queries as api_queries
 from coordinator.service.coordinator import Coordinator
-from tests.service.cell import CELL, Cell, make_spec
+from tests.harness.cluster.coordinator import CELL, Cell, make_spec
 
 JOBS = 4000
 """At some 420 bytes a row more than one message carries."""

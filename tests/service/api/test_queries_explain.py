@@ -10,8 +10,8 @@ from common.model import CheckpointSpec, GpuRequest, JobSpec, NodeName
 from coordinator.engine.state.tables import DrainEntry
 from coordinator.policies.contract.decisions import FAIR_SHARE, FRAGMENTATION, Loan
 from coordinator.service.api import explain_job, explain_node
-from tests.engine.harness import CHAT, Harness
-from tests.service.cell import Cell, make_settings, make_spec
+from tests.harness.cluster.coordinator import Cell, make_settings, make_spec
+from tests.harness.cluster.engine import CHAT, EngineHarness
 
 
 async def submit(cell: Cell, spec: JobSpec) -> str:
@@ -93,7 +93,7 @@ async def test_a_serving_node_is_told_why_it_is_not_lent() -> None:
 @pytest.mark.parametrize("beside", ["", "unroute command: sh exited with 1", "lease l1-10"])
 def test_a_lent_node_says_its_lease_once(beside: str) -> None:
     """Its agent names it too, and what else the agent says stays."""
-    harness = Harness()
+    harness = EngineHarness()
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     node = harness.node("i0")
     assert node.lease is not None
@@ -142,7 +142,7 @@ async def test_a_waiting_job_is_told_how_long_it_waited_for_what() -> None:
 
 def test_all_ages_of_an_answer_are_of_the_instant_that_it_is_asked_for() -> None:
     """A cell in which nothing happens has an old last event: nobody's time stands still for it."""
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit("runs", work_s=1000.0)
     harness.start(job, "t0")
     harness.wait(10.0)

@@ -14,9 +14,9 @@ from common.api import Describe, Description
 from common.messages import HostReport, InferenceReport, NodeReport, encode
 from common.model import NodeRole
 from coordinator.cli.telemetry import THROTTLED_BY
-from tests.agent.nvml_machine import GIB, Machine
 from tests.cli.fake_cell import FakeCell, aryl
-from tests.service.cell import CELL, Cell
+from tests.harness.cluster.coordinator import CELL, Cell
+from tests.harness.node.nvml_machine import GIB, Machine
 
 HOST = HostReport(
     cpu_count=64, cpu_busy_ratio=0.375, memory_total_bytes=512 * GIB, memory_used_bytes=120 * GIB

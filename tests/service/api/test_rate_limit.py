@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.api import ApiError, ApiErrorCode, Cancel, Done, GetStatus, Operate, Status, Submit
 from coordinator.service.api.rate_limit import BURST_S, TENANTS, Rates
-from tests.service.cell import Cell, make_settings, make_spec, submit
+from tests.harness.cluster.coordinator import Cell, make_settings, make_spec, submit
 
 
 @given(

@@ -32,12 +32,12 @@ from coordinator.policies.contract.snapshot import JobView, TenantView
 from coordinator.service.api import explain_job, rows
 from coordinator.service.api.rows import tenant_rows
 from coordinator.service.nodes.report_folding import Folder
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.cli.fake_cell import FakeCell, aryl, node_row, status
-from tests.engine.harness import Harness, state
 from tests.engine.jobs.test_gpu_sharing import beside, resume, suspend
 from tests.engine.jobs.test_stalls import FLOOR_S, quiet, tells, told
-from tests.engine.scripted_nodes import BACK_OFF_S, FAULT, BlackHole, Refusal
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.cluster.engine import EngineHarness, state
+from tests.harness.cluster.scripted_nodes import BACK_OFF_S, FAULT, BlackHole, Refusal
 
 
 def row(cell: BlackHole, job: JobEntry) -> JobRow:
@@ -93,7 +93,7 @@ def test_a_job_that_ended_says_how() -> None:
 
 def test_a_suspended_job_says_who_computes_in_its_place() -> None:
     """Its line has the words of `explain`, and none any more once it computes itself."""
-    harness = Harness()
+    harness = EngineHarness()
     first = harness.submit("first", work_s=1000.0)
     harness.start(first, "t0")
     second = harness.submit("second", work_s=1000.0)
@@ -118,7 +118,7 @@ def test_a_suspended_job_says_who_computes_in_its_place() -> None:
 
 def test_a_suspended_job_is_counted_apart_from_those_that_run() -> None:
     """Two have the same GPUs and one of them computes: the glance at a cell says one and one."""
-    harness = Harness()
+    harness = EngineHarness()
     folder = Folder(lost_after_s=10.0, load_period_s=60.0, progress_period_s=60.0)
     first = harness.submit("first", work_s=1000.0)
     harness.start(first, "t0")
@@ -139,7 +139,7 @@ def test_a_suspended_job_is_counted_apart_from_those_that_run() -> None:
 
 def test_a_stalled_job_is_said_to_be_so_wherever_it_is_shown() -> None:
     """Its line, the glance at the cell and the explanation say so; its state stays what it is."""
-    harness = Harness()
+    harness = EngineHarness()
     folder = Folder(lost_after_s=10.0, load_period_s=60.0, progress_period_s=60.0)
     job = stalled(harness)
     now_s = harness.engine.state.now_s
@@ -158,7 +158,7 @@ def test_a_stalled_job_is_said_to_be_so_wherever_it_is_shown() -> None:
     assert (over.stalled_s, plain_text.job_state(over)) == (UNSET, "running")
 
 
-def stalled(harness: Harness) -> JobEntry:
+def stalled(harness: EngineHarness) -> JobEntry:
     """A job that has told steps and then none, as its nodes show."""
     job = told(harness)
     harness.wait(FLOOR_S)

@@ -31,9 +31,9 @@ from coordinator.engine.state.events import NodeReported, OperatorAction
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.nodes.report_folding import Folder
 from coordinator.sim.run.replay import replay
-from tests.agent.life_harness import LifeHarness, lease
-from tests.service.agents import CHAT, DELAYS
-from tests.service.cell import CELL, Agent, Cell, make_settings, submit
+from tests.harness.cluster.agents import CHAT, DELAYS
+from tests.harness.cluster.coordinator import CELL, Agent, Cell, make_settings, submit
+from tests.harness.node.life import LifeHarness, lease
 from tests.service.wire import example
 
 I0 = NodeName("i0")

@@ -13,28 +13,28 @@ from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service.api.rows import loan_row, service_row, status
 from coordinator.service.nodes.report_folding import Folder, facts_of
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness
 from tests.engine.state.test_loan_outcome import SLOW, WAY_S, says
+from tests.harness.cluster.engine import CHAT, EngineHarness
 
 I0 = NodeName("i0")
 FOLDER = Folder(lost_after_s=1e9, load_period_s=1e9, progress_period_s=1e9)
 
 
-def lent(delays: Delays = SLOW) -> Harness:
+def lent(delays: Delays = SLOW) -> EngineHarness:
     """One node is lent; its service has a deadline of 60 s, its lease 30 s."""
-    harness = Harness(delays=delays)
+    harness = EngineHarness(delays=delays)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     harness.wait(6.0)
     return harness
 
 
-def ordered(harness: Harness) -> None:
+def ordered(harness: EngineHarness) -> None:
     """The node is called home, for 60 s."""
     reclaim = Reclaim(node=I0, service=CHAT, deadline_s=60.0, reason="load rose")
     harness.decide(reclaim, lend=True)
 
 
-def told(harness: Harness) -> tuple[ServiceRow, tuple[object, ...]]:
+def told(harness: EngineHarness) -> tuple[ServiceRow, tuple[object, ...]]:
     """The service's row, and (reclaims, late ones, lapses, late ones) by `status`."""
     engine, now_s = harness.engine, max(harness.sim.loop.now_s, harness.engine.state.now_s)
     found = status(
@@ -47,7 +47,7 @@ def told(harness: Harness) -> tuple[ServiceRow, tuple[object, ...]]:
     return row, by_status
 
 
-def loan_of(harness: Harness) -> LoanEntry:
+def loan_of(harness: EngineHarness) -> LoanEntry:
     """The one loan."""
     [loan] = harness.engine.state.loans.values()
     return loan
@@ -84,7 +84,7 @@ def test_a_reclaim_is_told_as_one_everywhere_from_its_order_on(way_s: float, lat
 
 def test_who_may_have_left_and_never_says_so_is_a_late_reclaim_while_nobody_knows() -> None:
     """There is never a late one of none."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.toggle_deaf(I0)
     harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
     ordered(harness)
@@ -110,7 +110,7 @@ def test_a_lapse_on_the_way_that_was_given_up_is_late_if_it_was_by_then() -> Non
 
 def test_a_report_of_a_turn_back_is_one_in_status_and_of_its_service() -> None:
     """In the same report that no longer has the lease; a late one is late in both."""
-    harness = Harness(delays=SLOW)
+    harness = EngineHarness(delays=SLOW)
     harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     entry, loan = harness.node("i0"), loan_of(harness)
     report = NodeReport(

@@ -18,8 +18,8 @@ from coordinator.service.api import queries as api_queries
 from coordinator.service.api.handlers import Api
 from coordinator.service.api.shared_reads import MAX_BUILDS, MAX_WAIT_S, Reads
 from coordinator.service.request_tasks import Requests
-from tests.fakes import FakeClock, FakeMessage
-from tests.service.cell import CELL, Cell, make_spec
+from tests.harness.cluster.coordinator import CELL, Cell, make_spec
+from tests.harness.fakes import FakeClock, FakeMessage
 
 
 class Desk:

@@ -19,10 +19,10 @@ from coordinator.service.history.index import Asked
 from coordinator.service.history.keeper import RETRY_S, IndexKeeper, directory
 from coordinator.service.journal.history import Historian, Tail
 from coordinator.service.journal.history_stream import History
-from tests.fakes import FakeClock, MemoryHistory
-from tests.inbox import PATIENCE_S
-from tests.servers import running_nats
-from tests.service.cell import at_once
+from tests.harness.cluster.coordinator import at_once
+from tests.harness.fakes import FakeClock, MemoryHistory
+from tests.harness.inbox import PATIENCE_S
+from tests.harness.servers import running_nats
 from tests.service.journal.test_history import told
 from tests.service.places import CELL, JetStream
 

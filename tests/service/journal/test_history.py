@@ -18,10 +18,10 @@ from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import ClusterState, StoryLine
 from coordinator.service.journal.history import BATCH_LINES, Historian, HistoryPort
 from coordinator.service.journal.history_stream import History
-from tests.fakes import FakeClock, MemoryHistory
-from tests.inbox import PATIENCE_S
-from tests.servers import running_nats
-from tests.service.cell import Cell, make_settings, running
+from tests.harness.cluster.coordinator import Cell, make_settings, running
+from tests.harness.fakes import FakeClock, MemoryHistory
+from tests.harness.inbox import PATIENCE_S
+from tests.harness.servers import running_nats
 from tests.service.places import CELL, JetStream
 
 MANY = 10_000

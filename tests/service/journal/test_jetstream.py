@@ -14,9 +14,9 @@ from common import subjects
 from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.service.journal import jetstream as store
 from coordinator.service.journal import snapshot_chunks
-from tests.fakes import FakeClock
-from tests.inbox import PATIENCE_S
-from tests.servers import running_nats
+from tests.harness.fakes import FakeClock
+from tests.harness.inbox import PATIENCE_S
+from tests.harness.servers import running_nats
 from tests.service.places import (
     CELL,
     JetStream,

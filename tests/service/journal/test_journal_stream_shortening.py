@@ -21,10 +21,10 @@ from coordinator.client import Client
 from coordinator.service.daemon import run
 from coordinator.service.ports import JournalPort
 from coordinator.service.settings import CoordinatorSettings
-from tests.fakes import MemorySnapshots
-from tests.inbox import PATIENCE_S
-from tests.servers import running_nats
-from tests.service.cell import Cell, job, make_settings, make_spec, running, submit
+from tests.harness.cluster.coordinator import Cell, job, make_settings, make_spec, running, submit
+from tests.harness.fakes import MemorySnapshots
+from tests.harness.inbox import PATIENCE_S
+from tests.harness.servers import running_nats
 from tests.service.places import CELL, JetStream, Place, opened, records
 
 ALL = [(number, b"%d" % number) for number in range(1, 6)]

@@ -10,8 +10,16 @@ from common.model import Checkpoint, JobState, NodeName, NodeRole
 from coordinator.engine.record import RECORD_VERSION, Record, encode_record
 from coordinator.policies import registry
 from coordinator.policies.registry import POLICIES, Added
-from tests.fakes import Foreign
-from tests.service.cell import LEASE_TTL_S, Cell, job, make_settings, on_loan, running, submit
+from tests.harness.cluster.coordinator import (
+    LEASE_TTL_S,
+    Cell,
+    job,
+    make_settings,
+    on_loan,
+    running,
+    submit,
+)
+from tests.harness.fakes import Foreign
 from tests.tables import each_row
 
 SETTINGS = make_settings()

@@ -27,8 +27,16 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.service.decision_loop import Decider
 from coordinator.service.journal.recovery import Saved, rebuild
 from coordinator.service.metrics.measures import Measures
-from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
-from tests.service.cell import LEASE_TTL_S, Cell, job, make_settings, on_loan, running, submit
+from tests.harness.cluster.coordinator import (
+    LEASE_TTL_S,
+    Cell,
+    job,
+    make_settings,
+    on_loan,
+    running,
+    submit,
+)
+from tests.harness.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
 from tests.service.journal.test_recovery_replay import full_life
 from tests.service.test_quarantine import poison
 

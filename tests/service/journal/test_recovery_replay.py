@@ -22,10 +22,10 @@ from coordinator.engine.state.events import PassDue
 from coordinator.policies.contract.decisions import Decision, Loan, Reclaim, Start
 from coordinator.service.journal.journal_stream import Journal
 from coordinator.sim.run.replay import Replay, replay
-from tests.fakes import MemoryJournal
-from tests.servers import running_nats
+from tests.harness.cluster.coordinator import CELL, CHAT, Agent, Cell, make_settings, make_spec
+from tests.harness.fakes import MemoryJournal
+from tests.harness.servers import running_nats
 from tests.service import places
-from tests.service.cell import CELL, CHAT, Agent, Cell, make_settings, make_spec
 
 
 class Op(NamedTuple):

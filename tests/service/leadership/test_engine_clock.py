@@ -33,8 +33,7 @@ from coordinator.service.leadership.engine_clock import (
     TOLERANCE_S,
     EngineTime,
 )
-from tests.fakes import FakeClock
-from tests.service.cell import (
+from tests.harness.cluster.coordinator import (
     LEASE_TTL_S,
     Cell,
     job,
@@ -44,6 +43,7 @@ from tests.service.cell import (
     running,
     submit,
 )
+from tests.harness.fakes import FakeClock
 from tests.tables import each_row
 
 HOUR_S = 3600.0

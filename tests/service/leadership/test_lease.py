@@ -11,8 +11,8 @@ import pytest
 from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.service.leadership.lease import KeyEntry, LeaderLease
 from coordinator.service.leadership.process import ProcessId
-from tests.fakes import FakeClock, MemoryKey, memory_lease
-from tests.inbox import PATIENCE_S
+from tests.harness.fakes import FakeClock, MemoryKey, memory_lease
+from tests.harness.inbox import PATIENCE_S
 from tests.service.places import MARGIN_S, TTL_S, Place, while_time_passes
 from tests.tables import each_row
 

@@ -15,7 +15,7 @@ from coordinator.engine.state.events import Event, NodeSilent
 from coordinator.engine.state.tables import JobEntry
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.nodes.report_folding import Folder
-from tests.service.cell import Cell, make_settings, make_spec
+from tests.harness.cluster.coordinator import Cell, make_settings, make_spec
 from tests.service.wire import example
 
 SETTINGS = make_settings()

@@ -10,7 +10,7 @@ from common.monitoring.page import renderer
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.metrics.page import make_registry
 from coordinator.service.metrics.table import CELL, FAMILIES
-from tests.service.cell import CHAT, Cell, on_loan, running, submit
+from tests.harness.cluster.coordinator import CHAT, Cell, on_loan, running, submit
 
 
 class Page:

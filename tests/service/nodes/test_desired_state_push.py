@@ -13,7 +13,7 @@ from common.messages import DesiredReply, DesiredState, NodeReport, decode, enco
 from common.model import NodeName
 from coordinator.service.nodes.desired_state_push import Dispatcher
 from coordinator.service.nodes.report_folding import Folder
-from tests.fakes import FakeBus, FakeClock, FakeNetwork
+from tests.harness.fakes import FakeBus, FakeClock, FakeNetwork
 from tests.service.wire import example
 
 CELL = "c"

@@ -22,8 +22,8 @@ from coordinator.service.nodes.duplicate_agents import (
     Rivals,
 )
 from coordinator.service.nodes.report_folding import Folder
-from tests.service.agents import Agent
-from tests.service.cell import CELL, Cell, job, running, submit
+from tests.harness.cluster.agents import Agent
+from tests.harness.cluster.coordinator import CELL, Cell, job, running, submit
 from tests.service.nodes.test_report_folding import LOST_AFTER_S, make_folder, make_report
 from tests.tables import each_row
 

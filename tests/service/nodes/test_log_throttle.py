@@ -11,8 +11,8 @@ from common import subjects
 from common.clock import Clock
 from common.log import REPEAT_PERIOD_S
 from coordinator.service.nodes.log_throttle import KEPT, NAMED, Complaints
-from tests.fakes import FakeClock
-from tests.service.cell import CELL, Cell
+from tests.harness.cluster.coordinator import CELL, Cell
+from tests.harness.fakes import FakeClock
 
 NODES = 300
 WHY = "NodeReport: Object contains unknown field `colour`"

@@ -52,7 +52,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.service.nodes.report_folding import Folder
 from coordinator.service.nodes.report_validation import MAX_COUNT, node_report
-from tests.service.cell import CELL, CHAT, make_settings, make_spec
+from tests.harness.cluster.coordinator import CELL, CHAT, make_settings, make_spec
 from tests.service.wire import example
 from tests.tables import each_row
 

@@ -20,8 +20,8 @@ from common.messages import (
 )
 from common.model import Checkpoint, GpuUuid, JobId, Pool, Progress, WorkerKey
 from coordinator.service.nodes.report_folding import facts_of
-from tests.engine.harness import Harness
-from tests.service.cell import CELL, Cell
+from tests.harness.cluster.coordinator import CELL, Cell
+from tests.harness.cluster.engine import EngineHarness
 
 SEEN = Trespass(pid=77, gpu_uuid=GpuUuid("GPU-1"))
 
@@ -86,13 +86,13 @@ async def test_a_node_whose_next_report_is_taken_is_cured() -> None:
         assert not any("refused" in line for line in found.why)
 
 
-def told(harness: Harness) -> list[str]:
+def told(harness: EngineHarness) -> list[str]:
     """What was told of trespasses."""
     stories = harness.engine.state.stories
     return [line.what for line in stories if line.what.startswith("trespass")]
 
 
-def says(harness: Harness, *found: Trespass, boot: str = "") -> None:
+def says(harness: EngineHarness, *found: Trespass, boot: str = "") -> None:
     """t0 reports what it sees on its GPUs."""
     entry = harness.node("t0")
     report = NodeReport(
@@ -112,7 +112,7 @@ def says(harness: Harness, *found: Trespass, boot: str = "") -> None:
 
 def test_a_trespass_is_told_once_each_and_anew_after_a_boot() -> None:
     """A process that comes and goes does not fill the story; process ids mean one boot."""
-    harness = Harness()
+    harness = EngineHarness()
     other = Trespass(pid=78, gpu_uuid=GpuUuid("GPU-1"), owner="uid 7: train")
     for found in ((SEEN,), (), (SEEN,), (other, SEEN)):
         says(harness, *found)
@@ -131,7 +131,7 @@ def test_the_last_word_of_a_worker_comes_with_its_end() -> None:
         progress=Progress(step=100, total_steps=100),
         checkpoint=Checkpoint(step=90, path="/c", is_verified=True),
     )
-    harness = Harness()
+    harness = EngineHarness()
     job = harness.submit("j")
     harness.start(job, "t0")
     harness.wait(1.0)

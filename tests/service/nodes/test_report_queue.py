@@ -18,8 +18,8 @@ from coordinator.engine.state.events import NodeSilent
 from coordinator.service.nodes.report_folding import Folder
 from coordinator.service.nodes.report_queue import AGENTS_PER_NODE, SLICE_REPORTS, Inflow
 from tests.draws import words
-from tests.fakes import FakeClock, FakeMessage
-from tests.service.cell import CELL, Cell
+from tests.harness.cluster.coordinator import CELL, Cell
+from tests.harness.fakes import FakeClock, FakeMessage
 from tests.service.wire import example
 
 Sent = tuple[str, str, int]

@@ -30,7 +30,7 @@ from common.messages import (
 )
 from common.model import JobId, NodeName, NodeRole, WorkerKey
 from coordinator.service.coordinator import Coordinator
-from tests.service.cell import CELL, Cell, make_spec
+from tests.harness.cluster.coordinator import CELL, Cell, make_spec
 from tests.service.wire import Spoilt, example, spoilt
 from tests.tables import each_row
 

@@ -13,7 +13,7 @@ from coordinator.engine.state.events import Event, LoadMeasured, LoadUnknown, No
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.nodes.report_folding import Folder
 from coordinator.service.nodes.service_load import LastKnown, Loads
-from tests.service.cell import CHAT, Cell, on_loan
+from tests.harness.cluster.coordinator import CHAT, Cell, on_loan
 from tests.tables import each_row
 
 PERIOD_S = 10.0

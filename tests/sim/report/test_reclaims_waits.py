@@ -8,7 +8,7 @@ from common.model import NodeName
 from coordinator.policies.contract.decisions import Decision, Loan, Preempt, Reclaim
 from coordinator.sim.report.reclaims import Toll, TollKeeper
 from coordinator.sim.run.cluster import Delays
-from tests.engine.harness import CHAT, Harness
+from tests.harness.cluster.engine import CHAT, EngineHarness
 
 QUICK = Delays(stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 LENT = tuple(NodeName(f"i{index}") for index in range(3))
@@ -26,7 +26,7 @@ class Toller:
     """A harness whose three inference nodes are lent, and who counts what becomes of that."""
 
     def __init__(self) -> None:
-        self.harness = Harness(inference=3, delays=QUICK)
+        self.harness = EngineHarness(inference=3, delays=QUICK)
         keeper = TollKeeper(self.harness.engine)
         self.harness.sim.watch, self.harness.sim.hear = lambda now_s: keeper.look(), keeper.hear
         self.harness.decide(*(Loan(node=name, service=CHAT, reason="") for name in LENT), lend=True)

@@ -30,14 +30,14 @@ from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.fault_injection import Failing, FailureFigures
 from coordinator.sim.run.runtime import RunRules
 from coordinator.sim.run.simulation import Submission
-from tests.builders import make_spec
-from tests.engine.harness import Harness, start
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import EngineHarness, start
 
 FOR_GOOD, ONCE_OR_MORE = "semantic_error", "cuda_failure"
 
 
 def fail(
-    stage: Stage | Harness, troubles: Mapping[JobId, Trouble], runs: Mapping[JobId, float]
+    stage: Stage | EngineHarness, troubles: Mapping[JobId, Trouble], runs: Mapping[JobId, float]
 ) -> None:
     """Let these jobs fail and no others."""
     sim = stage.sim
@@ -46,12 +46,12 @@ def fail(
 
 def harness(
     *times_s: float, rules: RunRules | None = None, delays: Delays | None = None, **job: object
-) -> tuple[Harness, JobEntry]:
+) -> tuple[EngineHarness, JobEntry]:
     """A job of 1,000 s on a node's 8 GPUs, whose attempts fail after these times; where there
     is one, all of them for good.
     """
     settings = EngineSettings(policy="fifo", min_runtime_s=0.0, retry_by_failure_class=False)
-    made = Harness(training=2, inference=0, rules=rules, delays=delays, settings=settings)
+    made = EngineHarness(training=2, inference=0, rules=rules, delays=delays, settings=settings)
     trials = len(times_s) if len(times_s) > 1 else None
     reason = FOR_GOOD if trials is None else ONCE_OR_MORE
     fail(
@@ -63,7 +63,7 @@ def harness(
     return made, made.submit("j", **asked)  # type: ignore[arg-type]  # as the test says
 
 
-def figures(made: Harness) -> FailureFigures:
+def figures(made: EngineHarness) -> FailureFigures:
     """What has failed up to now."""
     assert made.sim.failing is not None
     return made.sim.failing.figures()
@@ -74,7 +74,7 @@ def preempt(job: JobEntry) -> Preempt:
     return Preempt(job_id=job.job_id, reason="the test says so")
 
 
-def put_aside(made: Harness, job: JobEntry) -> JobEntry:
+def put_aside(made: EngineHarness, job: JobEntry) -> JobEntry:
     """Suspend it and let another one compute on its GPUs, which is told."""
     [worker] = job.workers.values()
     other = made.submit("other", work_s=1e4, gpus_per_worker=len(worker.gpu_uuids))
@@ -83,7 +83,7 @@ def put_aside(made: Harness, job: JobEntry) -> JobEntry:
     return other
 
 
-def take_up(made: Harness, job: JobEntry, other: JobEntry) -> None:
+def take_up(made: EngineHarness, job: JobEntry, other: JobEntry) -> None:
     """Let them change."""
     aside = Suspend(job_id=other.job_id, reason="the test says so")
     made.decide(aside, Resume(job_id=job.job_id, reason="the test says so"))
@@ -96,7 +96,7 @@ def beside(job: JobEntry, host: JobEntry, *, is_packed: bool = False) -> Start:
     return structs.replace(start(job, "t0"), placements=(seat,), is_packed=is_packed)
 
 
-def fails_in(made: Harness, seconds: float, gpu_s: float) -> None:
+def fails_in(made: EngineHarness, seconds: float, gpu_s: float) -> None:
     """The next failure comes after so long and not before, and it cost so much."""
     before = figures(made)
     made.wait(seconds - 1.0)
@@ -106,9 +106,9 @@ def fails_in(made: Harness, seconds: float, gpu_s: float) -> None:
     assert figures(made).gpu_s - before.gpu_s == pytest.approx(gpu_s)
 
 
-def with_pre_run(prerun_s: float, fails_after_s: float) -> tuple[Harness, JobEntry]:
+def with_pre_run(prerun_s: float, fails_after_s: float) -> tuple[EngineHarness, JobEntry]:
     """A job of 8 GPUs that saves and runs on one of them first; it fails after so long."""
-    made = Harness(training=1, inference=0)
+    made = EngineHarness(training=1, inference=0)
     trouble = Trouble(reason=ONCE_OR_MORE, trials=1, times_s=(fails_after_s,))
     fail(made, {JobId("j"): trouble}, {JobId("j"): 1e3})
     spec = make_spec(

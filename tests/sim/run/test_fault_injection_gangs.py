@@ -11,15 +11,15 @@ from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.sim.inputs.failure_table import Trouble
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.fault_injection import Failing, FailureFigures
-from tests.engine.harness import Harness
+from tests.harness.cluster.engine import EngineHarness
 
 REASON = "cuda_failure"
 AFTER_S = 300.0
 
 
-def failing_harness(delays: Delays | None = None) -> tuple[Harness, JobEntry]:
+def failing_harness(delays: Delays | None = None) -> tuple[EngineHarness, JobEntry]:
     """A job of one worker of two GPUs and up to three more, which fails after 300 s of one."""
-    harness = Harness(training=2, inference=0, delays=delays)
+    harness = EngineHarness(training=2, inference=0, delays=delays)
     trouble = Trouble(reason=REASON, trials=1, times_s=(AFTER_S,))
     troubles = {JobId("j"): trouble}
     sim = harness.sim
@@ -30,7 +30,7 @@ def failing_harness(delays: Delays | None = None) -> tuple[Harness, JobEntry]:
     return harness, job
 
 
-def figures(harness: Harness) -> FailureFigures:
+def figures(harness: EngineHarness) -> FailureFigures:
     """What has failed up to now."""
     assert harness.sim.failing is not None
     return harness.sim.failing.figures()

@@ -14,7 +14,7 @@ from coordinator.engine.state.events import PassDue
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.registry import policy
 from coordinator.sim.run.replay import Replay
-from tests.engine.harness import Harness
+from tests.harness.cluster.engine import EngineHarness
 from tests.tables import each_row
 
 Decisions = tuple[Decision, ...]
@@ -24,7 +24,7 @@ class Recorded:
     """A pass that starts two jobs on two nodes, as a journal keeps it."""
 
     def __init__(self) -> None:
-        harness = Harness()
+        harness = EngineHarness()
         for name in ("one", "two"):
             harness.submit(name)
         self._settings = harness.engine.settings

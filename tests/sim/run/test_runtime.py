@@ -19,7 +19,7 @@ from coordinator.sim.run.loop import Loop
 from coordinator.sim.run.runtime import STEPS_PER_WORKER_S, RunRules, Runtime, Saves
 from coordinator.workloads.records import SpeedUp
 from coordinator.workloads.shaping import linear, lossy
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 
 NODE = NodeName("n0")
 JOB = JobId("j")

@@ -23,7 +23,7 @@ from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.runtime import RunRules, Saves
 from coordinator.sim.run.simulation import Passes, Simulation, Submission
 from coordinator.sim.run.wire import WireRules
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 
 CHAT = ServiceName("chat")
 MOST_EVENTS = 100_000

@@ -12,7 +12,7 @@ from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.runtime import Saves
 from coordinator.sim.run.simulation import Submission
 from coordinator.sim.run.wire import Wire, WireRules
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 from tests.sim.run.test_simulation import SLOW, job, sim, to_the_end
 from tests.sim.small import small
 

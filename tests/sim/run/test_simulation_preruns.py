@@ -25,8 +25,8 @@ from coordinator.sim.inputs.failure_table import Trouble
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.fault_injection import Failing
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_spec
 from tests.draws import pick
+from tests.harness.builders import make_spec
 from tests.policies.families import FAMILIES
 from tests.tables import each_row
 

@@ -30,7 +30,7 @@ from agent.gpu.nvml import (
 )
 from common.errors import ConfigError
 from common.messages import GpuHealth, RecoveryAction
-from tests.agent.nvml_machine import FLEET, GIB, Machine, code_of
+from tests.harness.node.nvml_machine import FLEET, GIB, Machine, code_of
 from tests.tables import each_row
 
 MORE_ARGUMENTS: dict[str, tuple[object, ...]] = {

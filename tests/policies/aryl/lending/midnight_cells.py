@@ -12,7 +12,7 @@ from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.seasonal_load import DAY_S, Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     make_job_view,
     make_node_view,
     make_service_view,

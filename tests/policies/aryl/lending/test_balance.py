@@ -13,7 +13,7 @@ from common.model import NodeRole
 from coordinator.policies.aryl.lending.balance import Balance, balance, is_lending
 from coordinator.policies.aryl.lending.demand import choose_loans
 from coordinator.policies.contract.snapshot import LoadSample, NodeView, ServiceView, nodes_for
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     make_node_view,
     make_service_view,

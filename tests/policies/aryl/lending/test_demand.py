@@ -15,7 +15,8 @@ from coordinator.policies.aryl.lending.balance import balance, lendable, loan_li
 from coordinator.policies.contract.decisions import Loan, Recommend, Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView, ServiceView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.draws import pick, whole
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -24,7 +25,6 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import pick, whole
 from tests.strategies import snapshots
 from tests.tables import each_row
 

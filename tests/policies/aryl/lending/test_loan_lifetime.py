@@ -11,7 +11,7 @@ from coordinator.policies.aryl.lending.loan_lifetime import longest_runtime_s
 from coordinator.policies.contract.seasonal_load import Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     job_with,
     make_job_view,
     make_node_view,

@@ -11,7 +11,7 @@ from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.seasonal_load import Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import policy
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.aryl.lending.midnight_cells import (
     HOUR_S,
     ONLY_LIFETIMES,

@@ -16,7 +16,7 @@ from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.seasonal_load import DAY_S, Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     job_with,
     make_job_view,
     make_node_view,

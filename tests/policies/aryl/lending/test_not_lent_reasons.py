@@ -10,7 +10,7 @@ from common.model import Mode, NodeName, NodeRole, Preemptibility
 from coordinator.policies.contract.decisions import Loan
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, LoadSample
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     make_job_view,
     make_node_view,

@@ -10,7 +10,7 @@ from common.model import JobState
 from coordinator.policies.aryl.lending.odds import Odds
 from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 
 HOUR_S = 3600.0

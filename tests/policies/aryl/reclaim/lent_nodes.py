@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from coordinator.policies.contract.snapshot import ClusterSnapshot
-from tests.builders import make_cluster, make_snapshot
+from tests.harness.builders import make_cluster, make_snapshot
 
 GPUS = 8
 BUSY_RATIO = 0.92

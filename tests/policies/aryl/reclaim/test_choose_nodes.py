@@ -16,7 +16,7 @@ from coordinator.policies.aryl.reclaim.greedy import greedy_victims, node_preemp
 from coordinator.policies.aryl.reclaim.occupancy import Occupancy
 from coordinator.policies.contract.decisions import Preempt, Reclaim, Resize
 from coordinator.policies.contract.snapshot import JobView, NodeView
-from tests.builders import (
+from tests.harness.builders import (
     make_cluster,
     make_job_view,
     make_node_view,

@@ -14,7 +14,8 @@ from coordinator.policies.aryl.reclaim.preemption_cost import RESTART_S, CostMod
 from coordinator.policies.contract.decisions import Decision, Preempt, Reclaim, Resize
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.draws import pick, whole
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_cluster,
@@ -23,7 +24,6 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
-from tests.draws import pick, whole
 from tests.tables import each_row
 
 NEAR = "aryl:reclaim=near-optimum"

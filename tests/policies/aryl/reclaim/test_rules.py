@@ -18,7 +18,7 @@ from coordinator.policies.aryl.rules import Lending, Rules, Scaling
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import KNOBS, policy
-from tests.builders import (
+from tests.harness.builders import (
     job_with,
     make_cluster,
     make_job_view,

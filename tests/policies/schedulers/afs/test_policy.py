@@ -24,7 +24,7 @@ from coordinator.policies.schedulers.afs.worker_shares import (
     share_by_throughput,
     share_out,
 )
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -16,7 +16,7 @@ from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.parts.resource_vectors import Vector, wanted
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.drf.policy import deal, fewest_victims
-from tests.builders import job_with
+from tests.harness.builders import job_with
 from tests.policies.machines import cell, decide, full, job, machine, started, stopped
 
 LINES = st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(0, 3), max_size=3))

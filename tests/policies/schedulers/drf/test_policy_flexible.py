@@ -10,7 +10,7 @@ from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.grants import Grant, carry_out
 from coordinator.policies.registry import policy
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.tenant_books import waits
 
 

@@ -11,8 +11,14 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.resource_vectors import Bins
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.drf.policy import RoomsLeft
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick
+from tests.harness.builders import (
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.policies.counted_calls import calls
 from tests.policies.tenant_books import waits
 

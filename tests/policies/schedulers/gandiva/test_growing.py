@@ -15,7 +15,7 @@ from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gandiva.policy import Memory
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -18,7 +18,7 @@ from coordinator.policies.schedulers.gandiva.board import Board
 from coordinator.policies.schedulers.gandiva.migration import Moves
 from coordinator.policies.schedulers.gandiva.policy import Memory
 from coordinator.policies.schedulers.gandiva.time_slices import tick
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -23,7 +23,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Nod
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gandiva.packing import Mark, Pair
 from coordinator.policies.schedulers.gandiva.policy import Memory
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

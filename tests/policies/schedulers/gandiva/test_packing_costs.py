@@ -18,8 +18,8 @@ from coordinator.policies.contract.decisions import Decision, Migrate, Resume
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.schedulers.gandiva.packing import Mark, Pair, pair_key
 from coordinator.policies.schedulers.gandiva.policy import Knobs, Memory, allocate
-from tests.builders import job_with
 from tests.draws import pick, together, whole, yes_or_no
+from tests.harness.builders import job_with
 from tests.policies.counted_calls import calls
 from tests.policies.schedulers.gandiva.test_policy_costs import GPUS, apart, cell, seated
 

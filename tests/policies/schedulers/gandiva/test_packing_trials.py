@@ -16,7 +16,7 @@ from coordinator.policies.schedulers.gandiva.board import Board
 from coordinator.policies.schedulers.gandiva.packing import Mark, Pair
 from coordinator.policies.schedulers.gandiva.packing import measured as marks_of
 from coordinator.policies.schedulers.gandiva.policy import Knobs, Memory, allocate
-from tests.builders import NOW_S, job_with
+from tests.harness.builders import NOW_S, job_with
 from tests.policies.schedulers.gandiva.test_packing_costs import (
     HAS_BYTES,
     measured,

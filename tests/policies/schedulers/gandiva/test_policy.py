@@ -11,7 +11,7 @@ from common.model import (
 )
 from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.schedulers.gandiva.board import Board
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.sharing_cell import SLICE_S, Cell
 from tests.tables import each_row
 

@@ -14,7 +14,8 @@ from common.model import GpuUuid, JobState, NodeName
 from coordinator.policies.contract.decisions import Decision, PendingReason, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.schedulers.gandiva.policy import Knobs, allocate, hold
-from tests.builders import (
+from tests.draws import together, whole, yes_or_no
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -22,7 +23,6 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import together, whole, yes_or_no
 from tests.policies.counted_calls import calls
 from tests.tables import each_row
 

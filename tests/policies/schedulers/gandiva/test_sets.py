@@ -20,7 +20,7 @@ from coordinator.sim.run.play import Run, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.sim.run.simulation import Simulation, Submission
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -29,7 +29,7 @@ from tests.builders import (
     make_spec,
     make_worker_view,
 )
-from tests.served import cell, changed, served_job
+from tests.harness.served import cell, changed, served_job
 
 ONE, FOUR, EIGHT = (Class(gpus, "H100", 1) for gpus in (1, 4, 8))
 

@@ -13,7 +13,7 @@ from coordinator.policies.contract.decisions import Allocation, Preempt, Resize,
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gavel.rounds import Rounds, Turn
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -17,7 +17,7 @@ from coordinator.policies.schedulers.mesos.offers import (
     ends_s,
 )
 from coordinator.policies.tenants.infeasible import Fleet, wish_of
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 N0, N1, N2 = (NodeName(f"n{number}") for number in range(3))

@@ -12,7 +12,7 @@ from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.mesos.policy import Memory
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.machines import cell, decide, job, machine, started, with_weights
 from tests.policies.tenant_books import names
 from tests.policies.tenant_passes import Asked, Cell

@@ -18,7 +18,7 @@ from coordinator.policies.schedulers.philly.gang_tries import Patience
 from coordinator.policies.schedulers.philly.locality import Gang
 from coordinator.policies.schedulers.philly.quotas import QuotasInUse
 from coordinator.policies.tenants.tenancy import Tenancy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.machines import cell, decide, job, machine, started
 from tests.tables import each_row
 

@@ -24,7 +24,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Ten
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.philly.gang_reservation import Attempted
 from coordinator.policies.schedulers.philly.policy import Knobs
-from tests.builders import NOW_S
+from tests.harness.builders import NOW_S
 from tests.policies.machines import cell, decide, job, machine, placed, started
 from tests.tables import each_row
 

@@ -34,7 +34,13 @@ from coordinator.policies.schedulers.philly.locality import (
     whole,
 )
 from coordinator.policies.schedulers.philly.policy import Knobs
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import (
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.tables import each_row
 
 HOLD_S, BACK_OFF_S = Knobs().hold_s, Knobs().back_off_s

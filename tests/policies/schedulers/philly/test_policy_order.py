@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
-from tests.builders import job_with
+from tests.harness.builders import job_with
 from tests.policies.machines import cell, decide, job, machine, placed, started
 
 

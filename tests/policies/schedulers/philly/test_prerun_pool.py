@@ -20,7 +20,13 @@ from coordinator.sim.inputs.inputs import parse_cluster
 from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import play
 from coordinator.workloads.records import TraceJob, Workload
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import (
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 POOL = "philly:prerun_gpus=4"
 

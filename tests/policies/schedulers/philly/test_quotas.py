@@ -11,7 +11,13 @@ from coordinator.policies.contract.snapshot import JobView, TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.schedulers.philly.quotas import QuotasInUse, held_gpus
 from coordinator.policies.tenants.tenancy import Tenancy
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.harness.builders import (
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.tables import each_row
 
 

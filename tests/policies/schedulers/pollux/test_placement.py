@@ -15,7 +15,8 @@ from coordinator.policies.schedulers.pollux.placement import (
     keeping_away,
     parted,
 )
-from tests.builders import (
+from tests.draws import pick, whole, yes_or_no
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -23,7 +24,6 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import pick, whole, yes_or_no
 
 
 def job(

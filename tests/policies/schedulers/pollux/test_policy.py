@@ -25,7 +25,8 @@ from coordinator.policies.schedulers.pollux.genetic_search import (
     search,
 )
 from coordinator.policies.schedulers.pollux.rounds import workers_after
-from tests.builders import (
+from tests.draws import pick, whole, yes_or_no
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -33,7 +34,6 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import pick, whole, yes_or_no
 
 SMALL = SearchKnobs(population=20, generations=20)
 

@@ -23,7 +23,8 @@ from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.pollux.genetic_search import Genes, Problem, SearchKnobs
 from coordinator.policies.schedulers.pollux.placement import ApartFloor, apart, first_to_leave
 from coordinator.policies.schedulers.pollux.rounds import Asking, workers_after
-from tests.builders import (
+from tests.draws import pick, whole, yes_or_no
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -31,7 +32,6 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import pick, whole, yes_or_no
 from tests.tables import each_row
 
 FAST = "pollux:generations=4:population=8:rest_rounds=0"

@@ -14,7 +14,7 @@ from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.admission import Book
 from coordinator.policies.schedulers.qos.admission_batch import AGAIN_S, MOST_PLANS, answer
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 
 CROWD = 400
 """A pass answers some 250 of these."""

@@ -9,7 +9,7 @@ from common.model import JobState, NodeName, Preemptibility
 from coordinator.policies.contract.decisions import Allocation, Reject, Start
 from coordinator.policies.contract.snapshot import JobView, TenantView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

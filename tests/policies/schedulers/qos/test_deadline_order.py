@@ -11,7 +11,7 @@ from common.model import JobState
 from coordinator.policies.contract.decisions import Reject, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

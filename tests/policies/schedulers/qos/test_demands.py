@@ -22,8 +22,14 @@ from coordinator.policies.parts.pooling import Pool
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.demands import Line, Wish, wish_of
 from coordinator.policies.schedulers.qos.prediction import Sample, Steps, key_of
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole
+from tests.harness.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.policies.counted_calls import calls
 from tests.policies.schedulers.qos.plain_line import PlainLine
 from tests.tables import each_row

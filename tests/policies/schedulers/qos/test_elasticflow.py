@@ -23,7 +23,7 @@ from coordinator.sim.run.play import Run, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, ScalingCurve, TraceJob, Workload
 from coordinator.workloads.shaping import RuntimeModel
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 
 EXACT = "qos-elasticflow:margin=1"
 CURVES = {

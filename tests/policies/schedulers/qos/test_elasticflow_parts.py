@@ -19,7 +19,7 @@ from coordinator.policies.schedulers.qos.overheads import Overhead
 from coordinator.policies.schedulers.qos.reasons import grant_reason, refusal, waiting_reason
 from coordinator.policies.schedulers.qos.sizes import least_in_time
 from coordinator.policies.schedulers.qos.timeline import Piece
-from tests.builders import NOW_S, job_with, make_job_view, make_snapshot, make_worker_view
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_snapshot, make_worker_view
 from tests.tables import each_row
 
 PLAN = (Piece(NOW_S + 20.0, NOW_S + 50.0, 1), Piece(NOW_S + 50.0, NOW_S + 90.0, 2))

@@ -27,7 +27,8 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import (
+from tests.draws import pick
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -36,7 +37,6 @@ from tests.builders import (
     make_spec,
     make_worker_view,
 )
-from tests.draws import pick
 
 PRERUN_S = 300.0
 

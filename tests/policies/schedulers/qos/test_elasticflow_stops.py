@@ -22,7 +22,7 @@ from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob, Workload
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_cluster,

@@ -18,7 +18,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.admission import Book
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -15,7 +15,7 @@ from coordinator.policies.schedulers.qos.admission import Book, Plans
 from coordinator.policies.schedulers.qos.minimum_shares import Claim, fill, greedily
 from coordinator.policies.schedulers.qos.overheads import NONE, Overhead, changes_of, left_s, seen
 from coordinator.policies.schedulers.qos.timeline import Piece, Timeline
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

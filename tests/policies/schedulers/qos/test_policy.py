@@ -26,7 +26,7 @@ from coordinator.policies.schedulers.qos.prediction import (
     key_of,
     refitted,
 )
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -13,7 +13,7 @@ from coordinator.policies.parts.grants import turn_over
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.quota_stops import with_quota_stops
 from coordinator.policies.tenants.quota_guard import guarded
-from tests.builders import NOW_S, job_with
+from tests.harness.builders import NOW_S, job_with
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 
 MAY_USE_8 = (TenantView(name="t", borrow_limit_gpus=8),)

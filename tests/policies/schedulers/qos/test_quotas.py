@@ -23,7 +23,7 @@ from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob, Workload
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.policies.tenant_books import cell, names, runs, waits
 
 EXACT = "qos-elasticflow:margin=1"

@@ -11,7 +11,7 @@ from common.model import JobState, Preemptibility
 from coordinator.policies.contract.decisions import Decision, Reject, Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

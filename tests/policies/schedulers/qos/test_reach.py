@@ -11,7 +11,7 @@ from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.schedulers.qos.reach import Reach
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, runs, waits
 from tests.policies.tenant_passes import Asked, Cell

@@ -26,7 +26,7 @@ from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.schedulers.qos.type_cells import (
     BOTH,
     EXACT,

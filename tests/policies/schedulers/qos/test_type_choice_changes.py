@@ -13,7 +13,7 @@ from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.parts.blockers_for_all import NOWHERE
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.type_choice import Kinds
-from tests.builders import NOW_S, job_with, make_node_view
+from tests.harness.builders import NOW_S, job_with, make_node_view
 from tests.policies.schedulers.qos.type_cells import (
     BOTH,
     EXACT,

@@ -16,7 +16,7 @@ from coordinator.policies.contract.snapshot import (
     TenantView,
 )
 from coordinator.policies.registry import policy
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

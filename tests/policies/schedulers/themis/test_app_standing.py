@@ -6,13 +6,13 @@ from common.model import JobId
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.service.api import explain_job
-from tests.engine.harness import Harness
+from tests.harness.cluster.engine import EngineHarness
 from tests.tables import each_row
 
 
-def harness_of(name: str, *, path: str | None = None) -> Harness:
+def harness_of(name: str, *, path: str | None = None) -> EngineHarness:
     """A node whose GPUs one job has held for ten minutes while another one waits."""
-    harness = Harness(
+    harness = EngineHarness(
         training=1, inference=0, settings=EngineSettings(policy=name, min_runtime_s=0.0)
     )
     harness.engine.policy = policy(name)
@@ -58,5 +58,5 @@ def test_it_is_told_that_its_work_keeps_it_where_it_does(name: str) -> None:
 def test_who_is_not_there_has_no_standing(name: str) -> None:
     """Of an unknown job no policy says anything, and none fails."""
     assert harness_of("fifo").engine.explain.standing(JobId("nobody")) == ()
-    harness = Harness(training=1, inference=0, settings=EngineSettings(policy=name))
+    harness = EngineHarness(training=1, inference=0, settings=EngineSettings(policy=name))
     assert policy(name).standing(harness.engine.snapshot(), b"", JobId("nobody")) == ()

@@ -21,7 +21,7 @@ from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment,
 from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.partial_allocation import Award, Bid
 from coordinator.policies.schedulers.themis.seeded_chance import Chance
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 LEASE_S = ThemisKnobs().lease_s

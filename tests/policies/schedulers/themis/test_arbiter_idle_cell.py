@@ -19,7 +19,8 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import Aim, Alo
 from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import (
+from tests.draws import pick, whole
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,
@@ -27,7 +28,6 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import pick, whole
 from tests.tables import each_row
 
 WORK_S = 36_000.0

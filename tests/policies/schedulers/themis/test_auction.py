@@ -10,7 +10,7 @@ from coordinator.policies.schedulers.themis.arbiter import Arbiter
 from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -18,8 +18,8 @@ from coordinator.policies.schedulers.themis.bids import Agent, Offer
 from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment, inverse, saved
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 LEASE_S = 1200.0

@@ -21,8 +21,8 @@ from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Horizon
 from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.seeded_chance import Chance
-from tests.builders import job_with
 from tests.draws import pick, whole
+from tests.harness.builders import job_with
 from tests.policies.counted_calls import calls
 from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
 from tests.policies.schedulers.themis.test_policy_costs import crowds

@@ -15,8 +15,8 @@ from coordinator.policies.contract.decisions import Placement, Preempt, Resize, 
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.themis.commit import given_where
-from tests.builders import job_with
 from tests.draws import pick, whole, yes_or_no
+from tests.harness.builders import job_with
 from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
 from tests.tables import each_row
 

@@ -22,8 +22,8 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import (
     measures,
     pace,
 )
-from tests.builders import job_with, make_job_view, make_node_view, make_snapshot
 from tests.draws import whole
+from tests.harness.builders import job_with, make_job_view, make_node_view, make_snapshot
 
 NODES = frozenset({NodeName("n1")})
 

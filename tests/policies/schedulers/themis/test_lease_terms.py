@@ -22,8 +22,8 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import Held
 from coordinator.policies.schedulers.themis.lease_terms import Payment, Terms, paid
 from coordinator.policies.schedulers.themis.partial_allocation import Award, Bid, partial_allocation
 from coordinator.policies.schedulers.themis.seeded_chance import Chance
-from tests.builders import make_job_view, make_node_view
 from tests.draws import pick, whole, yes_or_no
+from tests.harness.builders import make_job_view, make_node_view
 
 ROUNDING = 1.0 + 1e-6
 

@@ -17,7 +17,7 @@ from coordinator.policies.schedulers.themis.arbiter import Arbiter
 from coordinator.policies.schedulers.themis.finish_time_fairness import AppRecord, Attendance, Work
 from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import NOW_S, job_with, make_worker_view
+from tests.harness.builders import NOW_S, job_with, make_worker_view
 from tests.policies.schedulers.themis.test_policy import cluster, running, started, waiting
 
 PATIENT = policy("themis:patience=1")

@@ -23,7 +23,7 @@ from coordinator.policies.schedulers.themis.partial_allocation import (
     partial_allocation,
     proportional_fair,
 )
-from tests.builders import job_with, make_job_view
+from tests.harness.builders import job_with, make_job_view
 
 
 def wants(gpus: int, value: float, *, place: int = 0) -> list[Bid]:

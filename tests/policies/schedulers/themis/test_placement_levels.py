@@ -13,7 +13,7 @@ from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Payment
 from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.placement_levels import orders
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 

@@ -22,7 +22,7 @@ from coordinator.policies.contract.decisions import (
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import (
+from tests.harness.builders import (
     NOW_S,
     job_with,
     make_job_view,

@@ -22,7 +22,7 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import (
     most_gpus,
 )
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 LEASE_S = 1200.0

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coordinator.policies.contract.decisions import Allocation, Resize, placed_count
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, job_with
+from tests.harness.builders import NOW_S, job_with
 from tests.policies.schedulers.themis.test_policy import cluster, running, started, waiting
 
 COOLDOWN_S = 60.0

@@ -23,8 +23,8 @@ from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.partial_allocation import Bid, proportional_fair
 from coordinator.policies.schedulers.themis.placement_levels import has_room
-from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick, whole
+from tests.harness.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.policies.counted_calls import calls
 from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
 from tests.tables import each_row

@@ -13,9 +13,9 @@ from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.tiresias.policy import Memory, TiresiasKnobs
-from tests.builders import NOW_S, job_with
-from tests.served import cell, changed
-from tests.served import served_job as job
+from tests.harness.builders import NOW_S, job_with
+from tests.harness.served import cell, changed
+from tests.harness.served import served_job as job
 from tests.tables import each_row
 
 UNIT_S = 100.0

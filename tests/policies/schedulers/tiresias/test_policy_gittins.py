@@ -9,10 +9,10 @@ from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.tiresias.policy import Memory
-from tests.builders import NOW_S
+from tests.harness.builders import NOW_S
+from tests.harness.served import cell, changed
+from tests.harness.served import served_job as job
 from tests.policies.tenant_passes import Asked, Cell
-from tests.served import cell, changed
-from tests.served import served_job as job
 
 HISTORY = "tiresias-gittins:services=100/100/100/10000:limits=50000/90000"
 """Of past jobs three in four took 100 GPU-seconds, the fourth 10,000: a job that outlived the first

@@ -18,10 +18,10 @@ from coordinator.policies.schedulers.tiresias.queues import (
     QueueMemory,
     Queues,
 )
-from tests.builders import NOW_S, job_with
 from tests.draws import pick
-from tests.served import cell, changed
-from tests.served import served_job as job
+from tests.harness.builders import NOW_S, job_with
+from tests.harness.served import cell, changed
+from tests.harness.served import served_job as job
 from tests.strategies import snapshots
 
 often = settings(max_examples=100, deadline=None)

@@ -36,15 +36,19 @@ NOW_S = 100_000.0
 SERVICE = ServiceName("chat")
 
 
-def make_spec(name: str = "j", *, workers: tuple[int, int] = (1, 1), **fields: Any) -> JobSpec:
+def make_spec(
+    name: str = "j",
+    *,
+    command: tuple[str, ...] = ("train",),
+    workers: tuple[int, int] = (1, 1),
+    **fields: Any,
+) -> JobSpec:
     """What a user submits: one command, by default on one worker of one GPU.
 
     fields: of `JobSpec`, as they are.
     """
     least, most = workers
-    return JobSpec(
-        name=name, command=("train",), workers=WorkerRange(min=least, max=most), **fields
-    )
+    return JobSpec(name=name, command=command, workers=WorkerRange(min=least, max=most), **fields)
 
 
 def make_worker_view(

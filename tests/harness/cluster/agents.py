@@ -39,7 +39,7 @@ from common.model import (
 from coordinator.engine.state.events import NodeReported
 from coordinator.sim.run.cluster import Delays, NodeSpec, PretendNode
 from coordinator.sim.run.loop import Loop
-from tests.fakes import (
+from tests.harness.fakes import (
     FakeBus,
     FakeClock,
     FakeNetwork,

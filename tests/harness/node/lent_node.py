@@ -15,8 +15,8 @@ from agent.storage.ledger import Ledger, peek
 from common.clock import Clock, SystemClock
 from common.model import Lease, LeaseId, NodeRole, ServiceName
 from common.settings import load
-from tests.agent.daemon_harness import DaemonHarness
-from tests.agent.worker_harness import PATIENCE_S
+from tests.harness.node.daemon import DaemonHarness
+from tests.harness.node.workers import PATIENCE_S
 
 R = NodeRole
 

@@ -22,8 +22,8 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import StopReason, WorkerKey
-from tests.agent.life_harness import page, two_gpus
-from tests.fakes import FakeClock
+from tests.harness.fakes import FakeClock
+from tests.harness.node.life import page, two_gpus
 
 
 class Stall:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.lease.last_resort import KeeperLastResort
 from common.clock import SystemClock
-from tests.agent.worker_harness import PATIENCE_S, is_alive, kill
+from tests.harness.node.workers import PATIENCE_S, is_alive, kill
 
 CLOCK = SystemClock()
 

@@ -41,8 +41,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
-from tests.builders import make_spec
-from tests.engine.harness import CHAT
+from tests.harness.builders import make_spec
+from tests.harness.cluster.engine import CHAT
 
 E = TypeVar("E", bound=Event)
 

@@ -11,8 +11,6 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from agent.shim import files as shim_files
 from agent.workers.runner import WorkerStatus
 from agent.workers.shim_runner import ShimRunner
@@ -28,7 +26,7 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 
 PATIENCE_S = 20.0
 
@@ -69,6 +67,7 @@ def make_order(
     """An order to run a command on pretend GPUs."""
     spec = make_spec(
         "test",
+        command=command or ("true",),
         workers=workers,
         gpus_per_worker=gpus_per_worker,
         workdir=str(workdir),
@@ -83,7 +82,7 @@ def make_order(
     )
     return WorkerOrder(
         key=WorkerKey(JobId(job_id), 1, index),
-        spec=replace(spec, command=command or ("true",)),
+        spec=spec,
         tenant="t",
         user="u",
         submitted_at_s=0.0,

@@ -13,7 +13,7 @@ import pytest
 from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator.demo.nats_server import NatsServer, find_binary
-from tests.inbox import PATIENCE_S
+from tests.harness.inbox import PATIENCE_S
 
 OnConnected = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
 

@@ -38,10 +38,10 @@ from common.messages import (
 )
 from common.model import GpuUuid, JobId, Lease, LeaseId, NodeRole, ServiceName, WorkerKey
 from coordinator.demo.nats_server import NatsServer
-from tests.agent.worker_harness import PATIENCE_S, WorkerHarness, is_alive, kill, make_order
-from tests.servers import running_nats
+from tests.harness.node.workers import PATIENCE_S, WorkerHarness, is_alive, kill, make_order
+from tests.harness.servers import running_nats
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NODE_SITE = Path(__file__).parent / "node_site"
 """Says of packages that only a coordinator has that they are not there."""
 LOOK_S = 0.05

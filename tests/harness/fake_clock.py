@@ -1,6 +1,6 @@
 """Virtual time for tests: `common.clock.Clock` that a test moves.
 
-Must not know what runs on it; `tests.fakes` has the other fakes.
+Must not know what runs on it; `tests.harness.fakes` has the other fakes.
 """
 
 from __future__ import annotations

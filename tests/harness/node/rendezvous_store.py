@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from common.messages import OrderPhase, WorkerOrder
 from common.model import STORE_INDEX, Launcher, RendezvousSpec
-from tests.agent.worker_harness import make_order
+from tests.harness.node.workers import make_order
 
 ENDPOINT = "n1:29500"
 

@@ -43,7 +43,6 @@ from common.model import (
     JobSpec,
     JobState,
     NodeRole,
-    WorkerRange,
 )
 from coordinator.client import Client
 from coordinator.demo.cell import COORDINATOR, Cell
@@ -52,7 +51,8 @@ from coordinator.demo.supervise import mentioning
 from coordinator.engine.record import Record, decode_record
 from coordinator.service.journal.journal_stream import Journal
 from coordinator.service.ports import Lost
-from tests.live.commands import aryl, environ_of
+from tests.harness.builders import make_spec
+from tests.harness.live.commands import aryl, environ_of
 
 PATIENCE_S = 45.0
 """How long a test waits for what must come; nothing is measured by it."""
@@ -85,7 +85,7 @@ _NUMBERS = itertools.count(1)
 T = TypeVar("T")
 
 
-class Harness:
+class LiveHarness:
     """A running cell, its files, and what a submitter and an operator do with it."""
 
     def __init__(self, cell: Cell, bus: Bus, directory: Path) -> None:
@@ -96,11 +96,11 @@ class Harness:
         self._bus = bus
         self._before: dict[str, Any] = {}
 
-    async def turn(self, directory: Path) -> Harness:
+    async def turn(self, directory: Path) -> LiveHarness:
         """The same cell for one of the tests that share it, with files of the test's own."""
         out = directory / "out"
         out.mkdir()
-        harness = Harness(self.cell, self._bus, out)
+        harness = LiveHarness(self.cell, self._bus, out)
         harness._before = await self.figures()
         return harness
 
@@ -145,12 +145,12 @@ class Harness:
         """A job of the demo's worker, which speaks the whole job contract."""
         script = str(HERE / "worker.py")
         options = (f"--work-s={work_s:g}", "--step-s=0.1", "--save-s=0.1")
-        return JobSpec(
+        return make_spec(
             name=name,
             command=(
                 sys.executable, "-I", "-S", script, *options, f"--save-every-s={save_every_s:g}"
             ),
-            workers=WorkerRange(min=workers[0], max=workers[1]),
+            workers=workers,
             gpus_per_worker=gpus,
             checkpoint=CheckpointSpec(
                 path=str(self.cell.checkpoint_root / name), grace_s=PERIODS.grace_s
@@ -159,11 +159,11 @@ class Harness:
 
     def shell(self, name: str, script: str, *, worker_count: int = 1, gpus: int = 1) -> JobSpec:
         """A job that is a few lines of shell; $OUT is a directory of the test's."""
-        return JobSpec(
+        return make_spec(
             name=name,
             command=("sh", "-c", script),
             env={"OUT": str(self.directory)},
-            workers=WorkerRange(min=worker_count, max=worker_count),
+            workers=(worker_count, worker_count),
             gpus_per_worker=gpus,
         )
 
@@ -375,7 +375,7 @@ class Harness:
 
 
 @contextlib.asynccontextmanager
-async def running_cell(directory: Path, **changes: Any) -> AsyncIterator[Harness]:
+async def running_cell(directory: Path, **changes: Any) -> AsyncIterator[LiveHarness]:
     """A cell that is ready, and nothing of it afterwards."""
     values: dict[str, Any] = {"gpus_per_node": 4, "peak_req_per_s": 20.0, "periods": PERIODS}
     plan = CellPlan(**(values | changes))
@@ -387,7 +387,7 @@ async def running_cell(directory: Path, **changes: Any) -> AsyncIterator[Harness
         await cell.start()
         bus = await connect_nats(cell.nats.url, identity="test", clock=SystemClock())
         try:
-            harness = Harness(cell, bus, out)
+            harness = LiveHarness(cell, bus, out)
             await cell.ready(harness.client)
             yield harness
         finally:

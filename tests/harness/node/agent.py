@@ -28,9 +28,15 @@ from common.messages import (
 )
 from common.model import Lease, LeaseId, NodeRole, StopReason, WorkerKey
 from common.natsrules import BusCounters
-from tests.agent.life_harness import key, lease, order, settings
-from tests.agent.models import MemoryLedger, ModelLastResort, ModelMachine, ModelRunner, Stall
-from tests.fakes import FakeBus, FakeClock, FakeNetwork
+from tests.harness.fakes import FakeBus, FakeClock, FakeNetwork
+from tests.harness.node.life import key, lease, order, settings
+from tests.harness.node.models import (
+    MemoryLedger,
+    ModelLastResort,
+    ModelMachine,
+    ModelRunner,
+    Stall,
+)
 
 ANSWER_S = 5.0
 LIMIT_S = 120.0

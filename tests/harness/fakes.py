@@ -24,7 +24,7 @@ from coordinator.service.journal.history import Tail
 from coordinator.service.leadership.lease import KeyEntry, KeyPort, LeaderLease
 from coordinator.service.leadership.process import ProcessId
 from coordinator.service.ports import Lost, Wounded
-from tests.fakeclock import FakeClock as FakeClock  # so that a test needs one import
+from tests.harness.fake_clock import FakeClock as FakeClock  # so that a test needs one import
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "policies.md"
+PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 MODULE = "acme_smallest"
 
 

@@ -41,12 +41,12 @@ from coordinator.policies.registry import Policy
 from coordinator.sim.run.cluster import Delays, NodeSpec
 from coordinator.sim.run.runtime import RunRules
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 
 CHAT = ServiceName("chat")
 
 
-class Harness:
+class EngineHarness:
     """Two training and two inference nodes of 8 GPUs, unless said otherwise."""
 
     def __init__(

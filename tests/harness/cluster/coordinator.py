@@ -52,8 +52,13 @@ from coordinator.service.history.keeper import IndexKeeper
 from coordinator.service.leadership.lease import KeyEntry
 from coordinator.service.settings import CoordinatorSettings
 from coordinator.sim.run.cluster import NodeSpec
-from tests import builders
-from tests.fakes import (
+from tests.harness import builders
+from tests.harness.cluster.agents import CELL as CELL
+from tests.harness.cluster.agents import CHAT as CHAT
+from tests.harness.cluster.agents import LEASE_TTL_S as LEASE_TTL_S
+from tests.harness.cluster.agents import LIMIT_S, T, meanwhile
+from tests.harness.cluster.agents import Agent as Agent
+from tests.harness.fakes import (
     Dropped,
     FakeBus,
     FakeClock,
@@ -64,11 +69,6 @@ from tests.fakes import (
     MemorySnapshots,
     memory_lease,
 )
-from tests.service.agents import CELL as CELL
-from tests.service.agents import CHAT as CHAT
-from tests.service.agents import LEASE_TTL_S as LEASE_TTL_S
-from tests.service.agents import LIMIT_S, T, meanwhile
-from tests.service.agents import Agent as Agent
 
 Reply = (
     ApiError

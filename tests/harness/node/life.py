@@ -42,7 +42,7 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
-from tests.builders import make_spec
+from tests.harness.builders import make_spec
 
 CHAT = ServiceName("chat")
 SERVER = ServerSettings(
