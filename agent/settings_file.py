@@ -23,8 +23,8 @@ from agent.shim.files import is_locked
 from agent.storage.accepted_settings import kept
 from agent.storage.ledger import peek
 from agent.storage.node_lock import lock_path
-from agent.telemetry.engine_pages import ENGINES, engine_named
-from agent.telemetry.inference_page import checked_metrics
+from agent.telemetry.engine_page_parser import checked_metrics
+from agent.telemetry.engine_series import ENGINES, engine_named
 from agent.telemetry.page_fetch import checked_access, checked_url, less_user
 from agent.telemetry.server_processes import checked_units
 from agent.workers import boot_check

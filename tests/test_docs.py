@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -48,6 +49,25 @@ def docs_tools(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`import_module` with the documentation's own tools on the path."""
     monkeypatch.syspath_prepend(str(DOCS))
     return importlib.import_module
+
+
+FOLDERS = sorted(
+    path.parent
+    for package in ("agent", "common", "coordinator", "tests")
+    for path in (ROOT / package).rglob("__init__.py")
+)
+NO_FILES = {"aryl_client", "connect"}
+"""A distribution and a function that the docstring of a folder names."""
+
+
+@each_row("folder", FOLDERS)
+def test_a_folder_sends_its_reader_to_files_that_exist(folder: Path) -> None:
+    """Each name in the docstring of a folder is a module or a folder in it, or a dotted one."""
+    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    inside = {path.stem for path in folder.rglob("*")}
+    for name in set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", said)) - NO_FILES:
+        path = ROOT.joinpath(*name.split("."))
+        assert name in inside or path.is_dir() or path.with_suffix(".py").is_file(), name
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A node's lease: granted, renewed, refused, given up, expired. Pure."""
+"""Why and when a node's lease ends: expired, refused, given up or wanted back. Pure."""
 
 from __future__ import annotations
 

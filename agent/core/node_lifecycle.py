@@ -31,8 +31,9 @@ to renewals come in between:
                                is all that should happen now: run a hook, start or stop a worker.
     hook_done(...)             the answer to a `RunHook`.
 
-Each role has one method (`_serving`, `_draining`, ...). It looks at the facts, returns actions, and
-changes the role when its conditions hold. `step` is called again and again with fresh facts.
+Each role but TRAINING and LOST has one method (`_serving`, `_draining`, ...). It looks at the
+facts, returns actions, and changes the role when its conditions hold. `step` is called again and
+again with fresh facts.
 
 Guarantees:
 

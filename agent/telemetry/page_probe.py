@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from agent.settings import AgentSettings
-from agent.telemetry.inference_page import Count, Reading
+from agent.telemetry.engine_page_parser import Count, Reading
 from agent.telemetry.page_fetch import page_fetcher
 from agent.telemetry.pages import ServerPage
 from common.clock import Clock

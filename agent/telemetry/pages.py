@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.settings import Instance
-from agent.telemetry.inference_page import PageReader, Reading
+from agent.telemetry.engine_page_parser import PageReader, Reading
 from agent.telemetry.metrics_command import output_of
 from agent.telemetry.page_fetch import FetchPage, shown
 from common.clock import Clock

@@ -1,4 +1,4 @@
-"""The engine owns all mutable cluster state: handle(event, now_s) -> commands.
+"""The engine owns all mutable cluster state: handle(event, now_s) -> outcome.
 
 Start at `engine`. `state` has the tables, events and commands. `jobs`, `nodes` and `loans` have the
 handlers, and `follow_ups` lists the rules that apply after each of them. `view` and `job_views`

@@ -20,8 +20,8 @@ each fact:
 
 1. Dispatch it by type to its handler in `jobs`, `nodes` or `loans`. A handler changes the tables
    (`state.tables`) through a `Context` and marks which nodes and jobs changed.
-2. Settle what follows from the change by fixed rules, in the order of `follow_ups`: delayed
-   reclaims, windows, drains, closed nodes, migrations, shared GPUs, unused loans, tasks of arrays.
+2. Settle what follows from the change by fixed rules, in the order of `follow_ups`: time limits of
+   nodes, migrations, shared GPUs, unused loans, arrays.
 3. Bring the indexes that are derived from the tables up to date: the GPU tally, the view for
    policies, timers, the line of waiting jobs, the orders per node.
 4. Return the outcome: desired states to push, decisions, refusals, and when a pass is due.

@@ -24,8 +24,8 @@ from agent.gpu.fake import fleet as fake_fleet
 from agent.settings import AgentSettings
 from agent.shim.files import STATUS_FILE, read_json
 from agent.storage import ledger
-from agent.telemetry.engine_pages import ENGINES
-from agent.telemetry.inference_page import parse_metrics
+from agent.telemetry.engine_page_parser import parse_metrics
+from agent.telemetry.engine_series import ENGINES
 from agent.workers import record as workers_record
 from common import api, encoding, failure_rules, jobspec, messages, settings
 from common.errors import ConfigError, ProtocolError

@@ -1,4 +1,4 @@
-"""Fakes of the edges, for tests: a bus, a clock, a journal, snapshots and a key with CAS.
+"""Fakes of the edges, for tests: a bus, a journal, snapshots and a key with CAS.
 
 Each one is run through the same contract tests as the real thing (tests/common/test_bus.py,
 tests/service/journal/test_jetstream.py), so a test that passes on a fake says something about the

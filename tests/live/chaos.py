@@ -37,7 +37,7 @@ from coordinator.client import Client
 from coordinator.demo.plan import CELL, SERVICE, CellPlan, Periods
 from coordinator.demo.supervise import mentioning
 from tests.live.faults import DEFAULT_KINDS, FaultKind, draw
-from tests.live.live_cell import LiveCell
+from tests.live.hurt_cell import LiveCell
 from tests.live.nemesis import Nemesis
 from tests.live.recorder import Recorder, now_s
 from tests.live.recording import (

@@ -29,7 +29,7 @@ from coordinator.demo.plan import SERVICE
 from coordinator.service.leadership.jetstream_key import NatsKey
 from coordinator.service.leadership.lease import LeaseValue
 from tests.live.faults import FaultKind, Planned
-from tests.live.live_cell import COORDINATORS, STANDBY, Held, LiveCell, has_words
+from tests.live.hurt_cell import COORDINATORS, STANDBY, Held, LiveCell, has_words
 from tests.live.proxy import Link
 from tests.live.recording import Fault
 from tests.live.workload import Workload

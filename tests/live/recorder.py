@@ -16,7 +16,7 @@ from common.api import GetStatus, Status
 from common.clock import SystemClock
 from common.errors import ArylError
 from coordinator.client import Client
-from tests.live.live_cell import LiveCell
+from tests.live.hurt_cell import LiveCell
 from tests.live.recording import Down, Lead, Up
 
 LOOK_S = 0.25

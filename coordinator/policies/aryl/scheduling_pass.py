@@ -1,7 +1,7 @@
-"""One scheduling pass by rules: which jobs start and where, their sizes, loans and reclaims.
+"""The scheduling pass and the loan pass of a policy that is made of `Rules`, and their reasons.
 
-A policy's rules choose among the same parts: `order`, `scaling`, `placement`, `lending` and
-`reclaim`.
+`allocate` starts jobs (`gang_admission`, by an order of `shortest_first`) and sizes them
+(`scaling`). `lend` makes and ends loans (`lending`, `reclaim`). The rules choose what each does.
 """
 
 from __future__ import annotations

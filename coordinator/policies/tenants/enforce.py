@@ -13,8 +13,8 @@ A policy decides by its own order and need not know tenants. This module calls i
 snapshot, checks the result, and calls it again with more jobs hidden until the pass keeps all
 rules. Each of these calls is a `Pass`; `attempts.Tries` makes it, and keeps why each job is hidden.
 
-1. Quotas. Waiting jobs whose tenant has no room are hidden, so that they block no other job. 2.
-Guard (`quota_guard`). A decision that breaks a quota or takes GPUs of another tenant's guarantee
+1. Quotas. Waiting jobs whose tenant has no room are hidden, so that they block no other job.
+2. Guard (`quota_guard`). A decision that breaks a quota or takes GPUs of another tenant's guarantee
    is dropped.
 3. Fair share (`fair_share`, `_by_weight`). Tenants below their share by weight start first: jobs
    behind theirs are hidden. Weights stop no running job.

@@ -1,4 +1,5 @@
 """Answers to people and programs.
 
-Start at `handlers`; `queries` builds each answer, `explain` and its siblings give the reasons.
+Start at `handlers`; `queries` builds each answer, `explain_job`, `explain_node` and their
+siblings give the reasons.
 """

@@ -1,4 +1,4 @@
 """Which coordinator leads: a key with a time to live.
 
-Start at `process`; `lease` takes and keeps the key, `renewal_thread` renews it.
+Start at `lease`, which takes and keeps the key; `renewal_thread` renews it.
 """

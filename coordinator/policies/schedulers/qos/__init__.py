@@ -1,5 +1,5 @@
 """Deadline schedulers: EDF, QoS shares and ElasticFlow (ASPLOS'23).
 
-Start at `family`; `edf`, `policy` and `elasticflow` are its members, and `planning` makes their
-plans.
+Start at `policy`, which plans QoS shares; `edf` and `elasticflow` are the others, and `planning`
+makes the plans of all.
 """

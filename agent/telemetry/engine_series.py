@@ -1,6 +1,7 @@
-"""Presets of `agent.settings.MetricsSettings`: the series of each inference engine's metrics page.
+"""The series of each inference engine's metrics page: vLLM, SGLang, Triton and others.
 
-A site can write the same settings itself. Names and meanings come from the engines' own sources:
+`engine_page_parser` parses a page by them. They are presets of `agent.settings.MetricsSettings`: a
+site can write the same settings itself. Names and meanings come from the engines' own sources:
 vLLM 0.4 to 0.32, SGLang 0.3 to 0.5.10, Triton 23.04 and later, TensorRT-LLM 1.1 and later, Dynamo
 0.7 and later, NIM for LLMs 1.x and 2.x, llama.cpp of 2024 to 2026, TGI 1.4 to 3. Pure.
 """

@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.settings import MetricsSettings
-from agent.telemetry.engine_pages import ENGINES
-from agent.telemetry.inference_page import (
+from agent.telemetry.engine_page_parser import (
     MAX_STANDS,
     PageReader,
     Reading,
     checked_metrics,
     parse_metrics,
 )
+from agent.telemetry.engine_series import ENGINES
 from agent.telemetry.page_fetch import MAX_PAGE_BYTES, fetch_page, page_fetcher
 from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable

@@ -1,9 +1,9 @@
 """Computes inference load from a server's metrics page. Pure.
 
 A page is Prometheus' text format or a JSON document. A `MetricsSettings`, a site's own or one of
-`agent.telemetry.engine_pages`, names the series that count. An invalid value is dropped without its
-page, and the last good value stands for it. Without a last good value the number is unknown, not
-zero.
+`agent.telemetry.engine_series`, names the series that count. An invalid value is dropped without
+its page, and the last good value stands for it. Without a last good value the number is unknown,
+not zero.
 
 A load is the growth of what succeeded, so there a value that is missing makes the sum unknown, and
 a last good one stands for `MAX_STANDS` pages only: a counter that stands still is no load of zero.
@@ -21,7 +21,7 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.settings import Combine, CountSettings, MetricsSettings
-from agent.telemetry.engine_pages import Dialect, engine_named
+from agent.telemetry.engine_series import Dialect, engine_named
 from common.decoding import UNREADABLE
 from common.errors import ConfigError, ProtocolError
 from common.messages import InferenceReport
