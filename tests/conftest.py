@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from enum import Enum, auto
 from functools import cache
 from itertools import groupby, islice
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from agent.shim.sockets import FOLDER_NOTE, remove_folder
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
 from coordinator.demo.nats_server import NatsServer
@@ -118,6 +119,14 @@ def _area(path: Path) -> str:
     """The directory of `tests` that a file is in or below; empty where it is in none."""
     *directories, _ = path.relative_to(HERE).parts
     return directories[0] if directories else ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_socket_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Paths of tests are long, so shims put their sockets elsewhere; tests kill some of them."""
+    yield
+    for note in tmp_path_factory.getbasetemp().rglob(FOLDER_NOTE):
+        remove_folder(str(note.parent))
 
 
 @pytest.fixture
