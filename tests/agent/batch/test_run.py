@@ -242,6 +242,12 @@ def test_the_end_by_a_signal_is_the_worker_s_end_by_it(tmp_path: Path) -> None:
     assert ran("#!/bin/bash\nkill -USR1 $$", tmp_path=tmp_path)[0] == -signal.SIGUSR1
 
 
+def test_a_script_that_was_killed_ends_its_worker_as_killed(tmp_path: Path) -> None:
+    """So that the kernel's kill for want of memory is told as that, and as no fault of the code."""
+    code, log = ran("#!/bin/bash\nkill -KILL $$", tmp_path=tmp_path)
+    assert (code, log) == (-signal.SIGKILL, "")
+
+
 def test_the_variables_of_a_task_of_an_array() -> None:
     """Aryl's variables under Slurm's names."""
     found = variables.of_script(
