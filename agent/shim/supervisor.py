@@ -343,6 +343,8 @@ class Supervisor:
             message = shim_sockets.parse(line)
             if message is None or not self._on_message(client, message):
                 self._status.count_garbage(1)
+        if self._job.clients.get(fd) is not client:
+            return False  # an answer to it found it gone; the number may be another's by now
         if not is_there or not client.flush():
             self._drop(fd)
         elif not client.is_behind:
