@@ -60,7 +60,8 @@ def main(words: list[str]) -> int:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to take back
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 

@@ -212,9 +212,13 @@ class Step:
         codes: list[int] = []
         while running:  # in the order in which they end: one that failed may have to end the rest
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            if found is not None and found.si_pid in running:
+            if found is None:
+                continue
+            if found.si_pid in running:
                 index = running.pop(found.si_pid)
                 codes.append(self._end(index, self._tasks[index]))
+            else:  # started by the shell whose place srun took by `exec`
+                os.waitpid(found.si_pid, 0)
         for copy in self._copies:
             copy.join()
         return max(codes)
@@ -254,9 +258,9 @@ class Step:
             )
         except FileNotFoundError as error:
             raise StepError(f"execve(): {error.filename}: {error.strerror}") from None
-        for pipe, to in ((task.stdout, sys.stdout), (task.stderr, sys.stderr)):
+        for pipe, to_fd in ((task.stdout, 1), (task.stderr, 2)):
             if pipe is not None:
-                copy = threading.Thread(target=_label, args=(rank, pipe, to.buffer), daemon=True)
+                copy = threading.Thread(target=_label, args=(rank, pipe, to_fd), daemon=True)
                 copy.start()
                 self._copies.append(copy)
         return task
@@ -309,13 +313,18 @@ class Step:
         return 128 - code if code < 0 else code
 
 
-def _label(rank: int, pipe: IO[bytes], to: IO[bytes]) -> None:
-    """Copy a task's output, each line with its number and in one piece."""
-    for line in pipe:
-        end = b"" if line.endswith(b"\n") else b"\n"
-        with _WRITING:
-            to.write(f"{rank}: ".encode() + line + end)
-            to.flush()
+def _label(rank: int, pipe: IO[bytes], to_fd: int) -> None:
+    """Copy a task's output, each line with its number and in one piece.
+
+    Where nothing takes it any more, as behind `| head`, the pipe is closed. Its task then gets
+    SIGPIPE as it would without labels, and does not wait for a reader for ever.
+    """
+    with pipe, contextlib.suppress(OSError):
+        for line in pipe:
+            data = f"{rank}: ".encode() + line + (b"" if line.endswith(b"\n") else b"\n")
+            with _WRITING:
+                while data:
+                    data = data[os.write(to_fd, data) :]
 
 
 if __name__ == "__main__":

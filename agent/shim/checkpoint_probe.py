@@ -19,12 +19,20 @@ class Probe:
 
     is_settling: look twice, to see whether the path still changes.
     root: the path counts as complete only below this directory, where one is given.
+
+    Raises:
+        OSError: there is no process or descriptor left for it.
     """
 
     def __init__(self, path: str, *, is_settling: bool, root: str = "") -> None:
         self.path = path
         self.fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            os.close(self.fd)
+            os.close(write_fd)
+            raise
         if self.pid == 0:
             _look_and_leave(path, write_fd, is_settling=is_settling, root=root)
         os.close(write_fd)

@@ -32,6 +32,8 @@ SPARE_BYTES = 16_384
 """More than any status needs: its texts are short, and a path may have 4096 bytes."""
 COPY_BYTES = 256 * 1024
 """Bytes of a log copied at a time; a shim stays small."""
+BLOCK_BYTES = 512
+"""The unit of `st_blocks`, whatever the file system (inode(7))."""
 MAX_PROBED_FILES = 100_000
 UNFINISHED_SUFFIXES = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 SETTLE_S = 0.1
@@ -189,7 +191,7 @@ def overwrite(path: str, value: dict[str, object]) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
-        if len(data) > max(found.st_size, found.st_blocks * 512):
+        if len(data) > max(found.st_size, found.st_blocks * BLOCK_BYTES):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         os.pwrite(fd, data.ljust(found.st_size), 0)
         os.fsync(fd)
@@ -259,11 +261,15 @@ def cap_log(log_fd: int, path: str, old_path: str, max_bytes: int) -> bool:
     Workers write straight into the file, so that no death of a shim can give them SIGPIPE; the file
     is copied and emptied in place. Output between the two is lost; a note in the log records that.
 
+    Its size is the space that it takes. A worker that has opened /dev/stdout writes on at its old
+    place in the emptied file: that leaves a hole, which would be moved over the real part.
+
     Raises:
         OSError: the disk has no room for the copy, and the log is unchanged.
     """
-    size = os.fstat(log_fd).st_size
-    if size <= max_bytes:
+    found = os.fstat(log_fd)
+    size = found.st_size
+    if min(size, found.st_blocks * BLOCK_BYTES) <= max_bytes:
         return False
     source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     target = os.open(old_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)

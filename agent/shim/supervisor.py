@@ -343,6 +343,8 @@ class Supervisor:
             message = shim_sockets.parse(line)
             if message is None or not self._on_message(client, message):
                 self._status.count_garbage(1)
+        if self._job.clients.get(fd) is not client:
+            return False  # an answer to it found it gone; the number may be another's by now
         if not is_there or not client.flush():
             self._drop(fd)
         elif not client.is_behind:
@@ -392,10 +394,22 @@ class Supervisor:
 
     # --- checkpoints ----------------------------------------------------------------------
 
+    def _probe(self, path: str, *, is_settling: bool, root: str = "") -> Probe | None:
+        """Begin a look; None where no process or descriptor is left for it.
+
+        The limits of a unit are for the job and its shim together, and the job may fill them. A
+        save without a look stays unverified; a shim that ended would take the worker along.
+        """
+        try:
+            probe = Probe(path, is_settling=is_settling, root=root)
+        except OSError:
+            return None
+        self._poll.register(probe.fd, select.POLLIN)
+        return probe
+
     def _look_at_baseline(self) -> None:
         if self._baseline is None:
-            self._baseline = Probe(self._checkpoint_root, is_settling=False)
-            self._poll.register(self._baseline.fd, select.POLLIN)
+            self._baseline = self._probe(self._checkpoint_root, is_settling=False)
 
     def _on_baseline(self, probe: Probe) -> None:
         self._baseline_ns = max(self._baseline_ns or 0, probe.answer()[0])
@@ -413,10 +427,11 @@ class Supervisor:
         if self._verifying is not None:
             self._close(self._verifying)
         self._unverified = (step, path)
-        self._verifying = Probe(
+        self._verifying = self._probe(
             os.path.join(workdir, path), is_settling=True, root=self._checkpoint_root
         )
-        self._poll.register(self._verifying.fd, select.POLLIN)
+        if self._verifying is None:
+            self._status.note("a save was not looked at: no process or descriptor was left for it")
 
     def _on_verified(self, probe: Probe) -> None:
         newest_ns, is_complete = probe.answer()

@@ -242,6 +242,29 @@ def test_the_end_by_a_signal_is_the_worker_s_end_by_it(tmp_path: Path) -> None:
     assert ran("#!/bin/bash\nkill -USR1 $$", tmp_path=tmp_path)[0] == -signal.SIGUSR1
 
 
+def test_a_script_that_was_killed_ends_its_worker_as_killed(tmp_path: Path) -> None:
+    """So that the kernel's kill for want of memory is told as that, and as no fault of the code."""
+    code, log = ran("#!/bin/bash\nkill -KILL $$", tmp_path=tmp_path)
+    assert (code, log) == (-signal.SIGKILL, "")
+
+
+def test_srun_in_the_place_of_its_shell_outlives_what_the_shell_has_started(tmp_path: Path) -> None:
+    """After `exec` a monitor in the background is a child of srun's, and is no task."""
+    task = "until ! grep -qs State:.[^Z] /proc/$monitor/status; do :; done; exit 5"
+    script = f"#!/bin/bash\ntrue & export monitor=$!\nexec srun -n1 bash -c '{task}'"
+    assert ran(script, tmp_path=tmp_path)[0] == 5
+
+
+@pytest.mark.parametrize("to", ["| head -n1 >&2", "> /dev/full"])
+def test_a_labelled_task_whose_output_nobody_takes_ends_by_sigpipe(to: str, tmp_path: Path) -> None:
+    """As it would without labels: it does not wait for ever, on its GPUs."""
+    script = f"#!/bin/bash\nsrun -n1 -l yes {to}\necho code ${{PIPESTATUS[0]}}"
+    code, log = ran(script, tmp_path=tmp_path)
+    assert code == 0
+    assert "srun: error: gpu-1: task 0: Broken pipe" in log
+    assert log.endswith("code 141\n")
+
+
 def test_the_variables_of_a_task_of_an_array() -> None:
     """Aryl's variables under Slurm's names."""
     found = variables.of_script(

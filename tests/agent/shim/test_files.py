@@ -114,3 +114,23 @@ def test_this_process_is_its_parent_s_descendant() -> None:
     assert os.getpid() not in shim_files.descendants(os.getpid())
     assert shim_files.start_ticks(os.getpid()) > 0
     assert shim_files.start_ticks(2**22 + 1) == 0
+
+
+def test_a_log_whose_writer_goes_on_at_its_old_place_is_moved_once(tmp_path: Path) -> None:
+    """As one does that has opened /dev/stdout: the hole before it is no log that outgrew its size.
+
+    The next move would put that hole in the place of what was moved before.
+    """
+    path, old = str(tmp_path / "log"), str(tmp_path / "log.1")
+    log_fd = shim_files.open_log(path)
+    writer = os.open(path, os.O_WRONLY)
+    try:
+        os.write(writer, b"early\n" * 50_000)
+        assert shim_files.cap_log(log_fd, path, old, 100_000)
+        os.write(writer, b"late\n")
+        assert not shim_files.cap_log(log_fd, path, old, 100_000)
+    finally:
+        os.close(writer)
+        os.close(log_fd)
+    assert Path(old).read_bytes().count(b"early\n") == 16_666
+    assert Path(path).read_bytes().endswith(b"late\n")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -54,6 +56,20 @@ DEAF = (sys.executable, "-c", f"import signal, time; {SILENT} time.sleep(600)")
 harness = pytest.fixture(make_workers)
 
 
+def descriptors(pid: int) -> dict[int, str]:
+    """The open descriptors of a process, and what each is."""
+    found: dict[int, str] = {}
+    for place in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found[int(place.name)] = str(place.readlink())
+    return found
+
+
+def pipe_ends(pid: int) -> int:
+    """Pipes that a process has open; a shim that looks at nothing has one, with both ends."""
+    return sum(what.startswith("pipe:") for what in descriptors(pid).values())
+
+
 async def test_a_job_saves_on_request_and_leaves(harness: WorkerHarness, tmp_path: Path) -> None:
     """Request, working, saved, released: exit 0, and the shim has seen the checkpoint itself."""
     path = tmp_path / "checkpoint"
@@ -73,6 +89,26 @@ async def test_a_job_saves_on_request_and_leaves(harness: WorkerHarness, tmp_pat
     assert status.save_over_at_s == pytest.approx(status.saved_at_s, abs=0.5)
     assert status.save_over_at_s <= status.ended_at_s + 0.001  # as stages are rounded
     assert '"checkpoint_request"' in harness.log(key)
+
+
+async def test_a_save_counts_where_its_shim_can_start_no_look_at_it(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    """A job that fills the limits of its unit takes them from its shim, which must outlive that."""
+    path = tmp_path / "checkpoint"
+    path.write_text("step 1")
+    key = await harness.start(make_order(*talker(SAVE), checkpoint=path))
+    await harness.until_said(key, "ready")
+    shim = (await harness.status(key)).shim_pid
+    await harness.until(lambda: pipe_ends(shim) == 2, "the look at the earlier save is over")
+    taken = descriptors(shim).keys()
+    free = min(set(range(len(taken) + 1)) - taken)
+    # One descriptor is left: for a file, and not for the pipe of a look.
+    resource.prlimit(shim, resource.RLIMIT_NOFILE, (free + 1, free + 1))
+    await harness.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    status = await harness.until_exited(key)
+    assert (status.exit_code, status.error) == (0, "")
+    assert status.checkpoint == Checkpoint(step=42, path=str(path), is_verified=False)
 
 
 async def test_a_checkpoint_that_is_not_newer_is_not_verified(

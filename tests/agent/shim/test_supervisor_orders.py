@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,15 @@ from tests.harness.node.workers import (
 
 pytestmark = pytest.mark.slow
 
+REPORTS = """
+link = socket.socket(socket.AF_UNIX)
+link.connect(os.environ["ARYL_CONTROL_SOCKET"])
+link.sendall(b'{"type": "hello"}\\n{"type": "progress", "step": 5}\\n')
+link.close()
+print("reported", flush=True)
+time.sleep(600)
+"""
+"""A report by a process that says hello, one thing, and has left."""
 WAITS = 'import os, time\nwhile not os.path.exists("{go}"):\n    time.sleep(0.02)\n'
 """The opening of a worker that says nothing until a file is there."""
 SAVES = """
@@ -296,3 +306,19 @@ for line in hear:
     assert (await harness.status(given)).phase == WorkerPhase.STOPPING
     await harness.runner.stop(given, StopReason.PREEMPT, 0.0)
     await harness.until_exited(given)
+
+
+async def test_a_reporter_that_left_before_it_is_told_the_size_of_its_gang_is_heard(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    """The first hello after a resize is answered with the new size; its sender may be gone."""
+    go = tmp_path / "go"
+    body = WAITS.format(go=go) + "import socket\n" + REPORTS
+    key = await harness.start(make_order(sys.executable, "-I", "-S", "-c", body))
+    await harness.runner.resize(key, 7)
+    await harness.until(lambda: harness.raw(key).get("worker_count") == 7, "resized")
+    with held(harness, key):
+        go.touch()
+        await harness.until_said(key, "reported")
+    status = await harness.until_status(key, lambda s: s.progress is not None, "its report")
+    assert (status.phase, status.error) == (WorkerPhase.RUNNING, "")
