@@ -254,7 +254,7 @@ async def _submit(client: Client, spec: JobSpec) -> Submitted:
 
 
 def _submitted(show: Show, spec: JobSpec, answer: Submitted) -> None:
-    """Say that it is queued; and, in every form of output, that it would wait for other nodes."""
+    """Say that it is queued; and, in every form of output, why it could never run as things are."""
     match show.form:
         case Format.JSON:
             gate = {} if isinstance(answer.gate, UnsetType) else {"gate": answer.gate}
@@ -269,7 +269,7 @@ def _submitted(show: Show, spec: JobSpec, answer: Submitted) -> None:
     for warning in answer.warnings:
         say(f"warning: {warning}")
     if answer.warnings:
-        say("no node of the fleet as it is can run it: it waits until others join")
+        say("it waits until the fleet or the settings of the cell change")
 
 
 def _what(spec: JobSpec) -> str:

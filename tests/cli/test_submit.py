@@ -224,13 +224,15 @@ def test_ids_and_json_are_for_scripts(tmp_path: Path) -> None:
 
 
 def test_a_job_that_no_node_can_run_is_told_so_at_once() -> None:
-    """It is queued all the same; why it waits goes to people on stderr and to scripts in JSON."""
+    """It is queued all the same; why it waits goes to people on stderr and to scripts in JSON. A
+    quota may be the reason, so the answer promises nothing from more nodes.
+    """
     why = "can never run here: the 1 node of type H100 has 8 GPUs together, room for 8 workers"
     cell = FakeCell({Submit: Submitted(job_id="jabc", warnings=(why,))})
     run = aryl(cell, "job", "submit", "--workers", "9", "--", "x")
     assert (run.code, run.out) == (0, "job jabc (x) is queued\n")
     assert f"warning: {why}\n" in run.err
-    assert "waits until others join" in run.err
+    assert run.err.endswith("it waits until the fleet or the settings of the cell change\n")
     quiet = aryl(cell, "job", "submit", "--workers", "9", "--quiet", "--", "x")
     assert quiet.out == "jabc\n"
     assert why in quiet.err

@@ -202,6 +202,35 @@ def test_each_alert_fires_for_its_trouble_and_for_nothing_else(tmp_path: Path) -
     promtool("test", "rules", tmp_path / "cases.yml")
 
 
+def test_nodes_whose_servers_are_down_do_not_count_as_serving(tmp_path: Path) -> None:
+    """Their role stays `serving`; an agent whose page is not scraped takes no node away."""
+    shutil.copy(ALERTS, tmp_path)
+    alert = rules()["ArylTooFewServing"]
+    annotations = {
+        "summary": "chat has 1 serving nodes, fewer than min_serving",
+        "runbook_url": alert["annotations"]["runbook_url"],
+    }
+    fired = {"exp_labels": IN_CHAT | {"severity": "page"}, "exp_annotations": annotations}
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [
+                {"series": SERVING, "values": "3x40"},
+                {"series": LEAST, "values": "2x40"},
+                {"series": f'aryl_server_healthy{{{CHAT}, node="a"}}', "values": "0x40"},
+                {"series": f'aryl_server_healthy{{{CHAT}, node="b"}}', "values": of_b},
+            ],
+            "alert_rule_test": [
+                {"eval_time": "20m", "alertname": "ArylTooFewServing", "exp_alerts": expected}
+            ],
+        }
+        for of_b, expected in (("0x40", [fired]), ("1x40", []), ("stale", []))
+    ]
+    cases = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "cases.yml").write_text(json.dumps(cases))
+    promtool("test", "rules", tmp_path / "cases.yml")
+
+
 def test_no_leader_is_an_alert_where_no_coordinator_is_scraped_any_more(tmp_path: Path) -> None:
     """A series that is gone is no 0, and still nobody leads."""
     shutil.copy(ALERTS, tmp_path)

@@ -76,7 +76,7 @@ def too_few(engine: Engine, node: NodeEntry, window: WindowEntry) -> str:
 def _is_open_at(engine: Engine, node: NodeEntry, at_s: float) -> bool:
     window = engine.state.windows.get(node.name)
     is_there = not node.cordon.is_cordoned and node.role not in _AWAY
-    return is_there and (window is None or window.at_s > at_s)
+    return is_there and (window is None or window.at_s > at_s + windows.TOGETHER_S)
 
 
 def still_there(engine: Engine, node: NodeEntry, window: WindowEntry) -> str:

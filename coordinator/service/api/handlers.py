@@ -66,7 +66,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
-from coordinator.service.api import explain_windows, name_lookup
+from coordinator.service.api import explain_service, explain_windows, name_lookup
 from coordinator.service.api.history_reads import HistoryReads
 from coordinator.service.api.job_orders import JobOrder, JobOrders
 from coordinator.service.api.name_lookup import Refusal, unknown
@@ -511,13 +511,22 @@ class Api:
                 self._check_recommended(NodeName(request.target))
             case a.REVOKE_LOAN:
                 return name_lookup.open_loan(state, request.target).lease_id
-            case a.FREEZE | a.THAW | a.RECALL | a.END_RECALL | a.SET_MODE:
+            case a.FREEZE | a.THAW | a.RECALL | a.END_RECALL:
                 self._check_service(ServiceName(request.target))
-        if action == a.SET_MODE and request.value not in list(Mode):
-            raise Refusal(
-                ApiErrorCode.USAGE, f"{request.value!r} is not one of {', '.join(Mode)}", "mode"
-            )
+            case a.SET_MODE:
+                self._check_mode(request.target, request.value)
         return request.target
+
+    def _check_mode(self, service: str, mode: str) -> None:
+        """Check an order of a mode. A service that has left the settings is refused: the order
+        would change nothing, and count by surprise once the name is used again.
+        """
+        engine = self._coordinator.engine
+        known = sorted(one.name for one in engine.settings.services)
+        if service and service not in known:
+            raise explain_service.not_there(engine, service, known)
+        if mode not in list(Mode):
+            raise Refusal(ApiErrorCode.USAGE, f"{mode!r} is not one of {', '.join(Mode)}", "mode")
 
     def _check_recommended(self, node: NodeName) -> None:
         engine = self._coordinator.engine

@@ -153,6 +153,16 @@ def test_the_answer_warns_when_a_service_has_too_few_nodes_then(
     assert warns in said
 
 
+@each_row("later_s", [0.0, 0.02, -0.02])
+def test_windows_of_one_instant_count_as_one_in_the_warning(later_s: float) -> None:
+    """Orders for one instant reach the coordinator some milliseconds apart, in either direction."""
+    harness = EngineHarness(training=1)
+    for node, in_s in (("i0", 500.0), ("i1", 500.0 + later_s)):
+        harness.sim.handle(OperatorAsked(action=A.DRAIN_AT, by="ops/me", target=node, in_s=in_s))
+    said = explain_windows.ordered(harness.engine, "i1")
+    assert "warning: chat needs 1 and has 0 nodes then" in said
+
+
 @each_row("in_s", [0.0, -5.0, MAX_WINDOW_S + 1.0, float("nan"), "soon"])
 async def test_a_window_that_is_past_or_too_far_is_refused(in_s: object) -> None:
     """The field is named, and nothing changes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from common.api import (
     ApiError,
@@ -182,6 +183,25 @@ async def test_a_recall_brings_home_what_is_lent_even_while_frozen() -> None:
         assert job(coordinator, job_id).state == JobState.PENDING
         await cell.ask(Operate(action="end_recall"), tenant="ops")
         await cell.until(lambda: job(coordinator, job_id).state == JobState.RUNNING)
+
+
+async def test_a_mode_is_refused_for_a_service_that_left_the_settings() -> None:
+    """The order would change nothing, and lie in wait until the name is used again."""
+    async with Cell(inference=1) as cell:
+        await cell.lead()
+        await cell.leaders[0].crash()
+        (service,) = SETTINGS.engine.services
+        renamed = structs.replace(service, name="talk")
+        engine = structs.replace(SETTINGS.engine, services=(renamed,))
+        coordinator = await cell.lead("two", structs.replace(SETTINGS, engine=engine))
+        order = Operate(action=OperatorAction.SET_MODE, target=CHAT, value=Mode.OBSERVE)
+        refusal = await cell.ask(order, tenant="ops")
+        assert isinstance(refusal, ApiError)
+        assert (refusal.code, refusal.field) == (ApiErrorCode.NOT_FOUND, "service")
+        assert refusal.message.startswith("no service 'chat'; known: talk; chat is not in the set")
+        assert coordinator.engine.state.services[CHAT].mode == Mode.ACT
+        of_all = structs.replace(order, target="")
+        assert isinstance(await cell.ask(of_all, tenant="ops"), Done)
 
 
 async def test_only_operators_operate() -> None:
