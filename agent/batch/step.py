@@ -64,9 +64,9 @@ def main(words: list[str]) -> int:
     try:
         options, command = _read(words)
         shape = _shape(options, environ)
-        node = variables.node_index(environ)
-        if node >= shape.nodes:
-            return 0  # a step on fewer nodes than the job has
+        is_on_all = shape.nodes == variables.node_count(environ)  # indices can lie beyond the count
+        if not is_on_all and variables.node_index(environ) >= shape.nodes:
+            return 0
         step = _take_step(environ)
         host = socket.gethostname().partition(".")[0]
         given = _variables(options, environ, shape, step)

@@ -21,6 +21,7 @@ from common.api import (
     WindowRow,
 )
 from common.clock import Clock
+from common.errors import Unavailable
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator import plain_text
 from coordinator.cli.reconnect import Patience
@@ -142,6 +143,7 @@ async def follow_logs(
                 say(f"waiting: {refused.error.message}")
         else:
             if answer is not None:
+                await _catch_up(client, request, told, answer)
                 told.take(answer)
         if has_ended:
             return
@@ -167,7 +169,8 @@ async def follow_all_logs(
     patience, for_log = Patience(), Patience(whom="the logs", is_first_awaited=True)
 
     async def read(index: int, *, has_ended: bool) -> None:
-        asked = client.ask(GetLogs(job_id=job_id, worker_index=index), Logs)
+        own = GetLogs(job_id=job_id, worker_index=index)
+        asked = client.ask(own, Logs)
         try:
             answer = await (asked if has_ended else for_log.answer(asked))
         except ApiRefused as refused:
@@ -175,6 +178,7 @@ async def follow_all_logs(
                 raise
             return
         if answer is not None:
+            await _catch_up(client, own, whole[index].told, answer)
             whole[index].told.take(answer)
 
     while True:
@@ -190,6 +194,20 @@ async def follow_all_logs(
                     lines.end()
                 return
         await clock.sleep(POLL_S)
+
+
+async def _catch_up(client: Client, request: GetLogs, told: _Told, answer: Logs) -> None:
+    """Show what attempts before an answer's wrote since the last look: a restart can be quicker
+    than two looks, and the last lines of a failed attempt say why it failed."""
+    if told.of_worker is None:
+        return
+    _, latest, index = told.of_worker
+    for attempt in range(latest, answer.attempt):
+        earlier = msgspec.structs.replace(request, worker_index=index, attempt=attempt)
+        try:
+            told.take(await client.ask(earlier, Logs))
+        except (ApiRefused, Unavailable) as error:
+            say(f"... the rest of attempt {attempt} is missing: {error} ...")
 
 
 def _workers(found: Description) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.api import (
     ApiErrorCode,
@@ -18,6 +19,7 @@ from common.api import (
     Logs,
 )
 from common.errors import ProtocolError
+from common.messages import Message
 from common.model import JobState
 from coordinator.cli.follow import growth
 from tests.cli.fake_cell import Answer, FakeCell, aryl, job_row, nobody, refusal, story_row
@@ -153,6 +155,29 @@ def test_a_worker_that_runs_again_in_its_place_is_announced() -> None:
     run = aryl(FakeCell({GetLogs: texts, Describe: rows}), "job", "logs", "jabc", "-f")
     assert (run.code, run.out) == (0, "a\nb\n")
     assert run.err.splitlines() == ["worker 0 on t0:", "worker 0 on t0:"]
+
+
+def test_what_attempts_wrote_between_two_looks_is_shown_before_the_next_one() -> None:
+    """A failed try is followed at once by the next, and its last lines say why it failed."""
+    running = iter([Logs(text="a\n", node="t0", worker_index=0, attempt=1)])
+    last = Logs(text="c\n", node="t0", worker_index=0, attempt=4)
+    earlier = {1: "a\nend of 1\n", 2: "all of 2\n"}
+
+    def logs(request: Message) -> Message:
+        assert isinstance(request, GetLogs)
+        if request.attempt is None:
+            return next(running, last)
+        if request.attempt not in earlier:
+            return refusal(ApiErrorCode.NOT_FOUND, "no worker 0 in attempt 3", "worker_index")
+        return replace(last, text=earlier[request.attempt], attempt=request.attempt)
+
+    rows: list[Answer] = [
+        Description(kind="job", name="jabc", job=job_row(state=state))
+        for state in (JobState.RUNNING, JobState.RUNNING, JobState.SUCCEEDED)
+    ]
+    run = aryl(FakeCell({GetLogs: logs, Describe: rows}), "job", "logs", "jabc", "-f")
+    assert (run.code, run.out) == (0, "a\nend of 1\nall of 2\nc\n")
+    assert "the rest of attempt 3 is missing" in run.err
 
 
 def test_following_a_job_that_ended_without_logs_is_not_found() -> None:

@@ -105,15 +105,20 @@ COUNTED: Mapping[str, Field[Group]] = {
     "N": Field("NODELIST", lambda group: compress(row.node for row in group.rows)),
 }
 """Fields that count nodes; nodes are alike where all the other fields of a format are the same."""
+PARTITIONS: Mapping[str, Field[Group]] = {
+    "P": Field("PARTITION", lambda group: _mark(group.partition)),
+    "R": Field("PARTITION", lambda group: group.partition),
+    "p": Field("PARTITION", lambda group: group.partition),
+}
+"""Fields by which a node has a line in each of its partitions; in other formats it counts once."""
 LETTERS: Mapping[str, Field[Group]] = {
     **COUNTED,
+    **PARTITIONS,
     "E": Field("REASON", _of_node(why)),
     "G": Field("GRES", _of_node(words.node_gres)),
     "H": Field("TIMESTAMP", lambda group: "Unknown"),
     "L": Field("DEFAULTTIME", lambda group: "n/a"),
     "O": Field("CPU_LOAD", lambda group: "N/A"),
-    "P": Field("PARTITION", lambda group: _mark(group.partition)),
-    "R": Field("PARTITION", lambda group: group.partition),
     "T": Field("STATE", _of_node(words.node_state)),
     "a": Field("AVAIL", lambda group: "up"),
     "b": Field("ACTIVE_FEATURES", _of_node(words.features)),
@@ -126,7 +131,6 @@ LETTERS: Mapping[str, Field[Group]] = {
     "l": Field("TIMELIMIT", lambda group: "infinite"),
     "m": Field("MEMORY", _of_node(_memory)),
     "n": Field("HOSTNAMES", _of_node(lambda row: row.node)),
-    "p": Field("PARTITION", lambda group: group.partition),
     "r": Field("ROOT", lambda group: "no"),
     "s": Field("JOB_SIZE", lambda group: "1-infinite"),
     "t": Field("STATE", _of_node(lambda row: words.NODE_COMPACT[words.node_state(row)])),
@@ -145,12 +149,18 @@ def run(arguments: list[str], place: Place) -> int:
         raise cell.stray(others)
     form = of_letters(_format(options, place), LETTERS)
     rows = _chosen(place.run(cell.nodes), options)
-    wanted = [name for name in options.get("partition", "").split(",") if name]
+    wanted = [name.lower() for name in options.get("partition", "").split(",") if name]
     by_node = "Node" in options
+    partitions = {
+        name: members
+        for name, members in by_partition(rows).items()
+        if not wanted or name.lower() in wanted
+    }
+    if not by_node and not any(piece.field in PARTITIONS.values() for piece in form.pieces):
+        partitions = _as_one(partitions)
     groups = [
         group
-        for partition, members in by_partition(rows).items()
-        if not wanted or partition.lower() in [name.lower() for name in wanted]
+        for partition, members in partitions.items()
         for group in _groups(partition, members, form, by_node=by_node)
     ]
     form = form.fitted(groups)
@@ -213,6 +223,12 @@ def by_partition(rows: Iterable[NodeRow]) -> dict[str, list[NodeRow]]:
             found.setdefault(name, []).append(row)
     first, *rest = found
     return {first: found[first]} | {name: found[name] for name in sorted(rest)}
+
+
+def _as_one(partitions: Mapping[str, list[NodeRow]]) -> dict[str, list[NodeRow]]:
+    """The nodes of all partitions under the first one's name, each node once."""
+    each = {row.node: row for members in partitions.values() for row in members}
+    return {name: list(each.values()) for name in list(partitions)[:1]}
 
 
 def _groups(

@@ -67,6 +67,7 @@ DEPENDENCIES = {
 }
 _BY_DEPENDENCY = {kind: word for word, kind in DEPENDENCIES.items()}
 _REASONS = (
+    (r"^held by", _BY_GATE[Gate.HELD]),  # of an array, all of whose tasks are held one by one
     (r"\bcloses? in \d+ s, and", "ReqNodeNotAvail"),
     (r"^needs \d|can be placed|has no room", "Resources"),
     (r"throttle", "JobArrayTaskLimit"),

@@ -185,7 +185,7 @@ class Excluded:
         free = [name for name in fitting if free_gpus.get(name, 0) >= spec.gpus_per_worker]
         have = counted(spec.gpus_per_worker, "free GPU")
         fit = "fits" if len(fitting) == 1 else "fit"
-        room = f"{len(free)} of them with {have}" if free else "all busy or closed"
+        room = f"{len(free)} of them with {have}" if free else "all busy, closed or serving"
         return (
             f"{len(fitting)} of {counted(len(self._seen), 'node')} {fit} what it asks of nodes "
             f"({selection}); {room}"

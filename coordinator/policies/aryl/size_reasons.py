@@ -45,15 +45,17 @@ def why_not_larger(
             f"it does not grow: {would} {saved_s:.1f} s of its estimated remaining time, and a "
             f"resize {'was measured to cost' if is_measured else 'costs'} {cost_s:.4g} s",
         )
-    if more > 1:
+    target = share.next_count(share.count)  # room for this many is enough, whatever was measured
+    if target > share.count + 1:
         return (
             f"it does not grow: by its profile it is faster next with {share.span.min + target} "
-            f"workers, and there is no room for {more} more on GPUs of type {share.gpu_type}, by "
-            f"which no running job gains less",
+            f"workers, and there is no room for {target - share.count} more on GPUs of type "
+            f"{share.gpu_type}, by which no running job gains less",
         )
     return (
-        f"it does not grow: no node that its flexible workers may use has {job.gpus_per_worker} "
-        f"free GPUs of type {share.gpu_type}, and no running job gains less by those that it has",
+        f"it does not grow: no node that its flexible workers may use has "
+        f"{counted(job.gpus_per_worker, 'free GPU')} of type {share.gpu_type}, and no running job "
+        f"gains less by those that it has",
     )
 
 

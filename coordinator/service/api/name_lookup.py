@@ -13,7 +13,7 @@ from common.api import ApiError, ApiErrorCode
 from common.apirows import StoryRow
 from common.model import Dependency, JobId, LeaseId, NodeName, ServiceName
 from coordinator.engine.jobs import numbers
-from coordinator.engine.jobs.start_gate import id_of
+from coordinator.engine.jobs.start_gate import id_of, why_shut
 from coordinator.engine.nodes.maintenance import REMOVED
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.tables import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
@@ -152,7 +152,8 @@ def _task(state: ClusterState, array: ArrayEntry, text: str) -> JobEntry:
         return found
     where = "has ended and is not kept any more"
     if place in array.waiting:
-        where = "is not in the line yet: tasks of its array before it wait or run"
+        shut = why_shut(state, array) or ("tasks of its array before it wait or run",)
+        where = f"is not in the line yet: {'; '.join(shut)}"
     elif place in array.cancelled:
         where = "was cancelled before it entered the line, or is not kept any more"
     raise Refusal(ApiErrorCode.NOT_FOUND, f"task {text} of {array.array_id} {where}", "job_id")

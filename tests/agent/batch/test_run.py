@@ -156,6 +156,13 @@ def test_a_step_on_one_node_runs_on_the_first_alone(tmp_path: Path) -> None:
     assert logs == ["here\n", ""]
 
 
+def test_a_worker_that_came_later_has_its_tasks_too(tmp_path: Path) -> None:
+    """An elastic job that shrank and grew has indices beyond its count, and no idle GPUs."""
+    script = "#!/bin/sh\nsrun echo here; srun -N2 echo here; srun -N1 -n1 echo not here"
+    _, log = ran(script, tmp_path=tmp_path, ARYL_WORKER_COUNT="2", ARYL_WORKER_INDEX="3")
+    assert log == "here\n" * 4
+
+
 def test_srun_works_without_slurm_s_variables(tmp_path: Path) -> None:
     """Snakemake takes most of them away before it calls srun."""
     step = "srun -n1 --cpu-bind=q sh -c 'echo $SLURM_NTASKS'"

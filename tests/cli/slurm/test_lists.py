@@ -237,6 +237,7 @@ def test_states_have_slurm_s_words(changes: dict[str, Any], state: str) -> None:
         ("t0 closes in 51 s, and j has no time limit", "ReqNodeNotAvail"),
         ("t0, t1 close in 51 s, and j may run until 9 s after that", "ReqNodeNotAvail"),
         ("the cell is frozen: nothing is started, resized or lent", "PartitionDown"),
+        ("held by lab/ada: aryl job release j6_0", "JobHeldUser"),
     ],
 )  # fmt: skip
 def test_pending_reasons_have_slurm_s_codes(sentence: str, code: str) -> None:
@@ -273,6 +274,21 @@ def test_sinfo_groups_nodes_by_partition_and_state() -> None:
         "H100_80GB_HBM3 alloc 1 i2",
         "H100_80GB_HBM3 down 1 i3",
     ]
+
+
+def test_sinfo_counts_a_node_once_where_no_partition_is_asked_for() -> None:
+    """A node is in several partitions, and scripts that count GPUs read these lines."""
+    of = cell(nodes=NODES)
+    assert slurm(of, "sinfo", "-h", "-o", "%D").out == "7\n"
+    assert slurm(of, "sinfo", "-h", "-t", "alloc,mix", "-o", "%n %t").out.splitlines() == [
+        "t2 mix",
+        "t3 alloc",
+        "i2 alloc",
+    ]
+    assert slurm(of, "sinfo", "-h", "-p", "A100-SXM4-80GB,all", "-t", "drain", "-o", "%D").out == (
+        "1\n"
+    )
+    assert slurm(of, "sinfo", "-h", "-p", "nosuch", "-o", "%D").out == ""
 
 
 def test_sinfo_by_node_shows_the_labels_and_why_a_node_is_closed() -> None:

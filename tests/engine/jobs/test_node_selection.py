@@ -137,7 +137,7 @@ def test_a_job_that_waits_says_how_many_nodes_fit_it() -> None:
     assert why(nobody.job_id) == ()
     excluded = node_selection.Excluded(harness.engine.state.nodes.values())
     said = excluded.why_waiting(nobody.spec, {})
-    assert said == "1 of 3 nodes fits what it asks of nodes (rack, ib); all busy or closed"
+    assert said == "1 of 3 nodes fits what it asks of nodes (rack, ib); all busy, closed or serving"
 
 
 TEXTS = st.lists(

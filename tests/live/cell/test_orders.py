@@ -229,7 +229,7 @@ async def test_a_job_runs_where_its_labels_are(harness: LiveHarness) -> None:
     full, err = await submit("full", "--require", "nvlink")
     assert not err
     why, _ = await harness.aryl("explain", "job", full)
-    assert "1 of 2 nodes fits what it asks of nodes (nvlink); all busy or closed" in why
+    assert "1 of 2 nodes fits what it asks of nodes (nvlink); all busy, closed or serving" in why
     nobody, err = await submit("nobody", "--require", "ib")
     assert "can never run here: no node has ib, which it requires" in err
     await harness.aryl("node", "label", "train-1", "ib", "nvlink")

@@ -193,6 +193,22 @@ def test_who_is_at_its_best_size_is_told_so() -> None:
     )
 
 
+def test_a_linear_job_with_a_measured_resize_lacks_room_for_one_worker() -> None:
+    """It has no profile, and would take any worker that there is."""
+    job = running("j", workers=(1, 6), on=["n1"])
+    job = replace(job, resizes=replace(job.resizes, cost_s=0.1))
+    snapshot = make_snapshot(nodes=[node("n1", [job], gpus=1)], jobs=[job])
+    assert policy("aryl").standing(snapshot, b"", JobId("j")) == (
+        "it does not grow: no node that its flexible workers may use has 1 free GPU of type H100, "
+        "and no running job gains less by those that it has",
+    )
+    short = running("j", workers=(1, 6), on=["n1"], left_s=0.1)
+    short = replace(short, resizes=replace(short.resizes, cost_s=10.0))
+    snapshot = make_snapshot(nodes=[node("n1", [short])], jobs=[short])
+    (why,) = policy("aryl").standing(snapshot, b"", JobId("j"))
+    assert "5 workers more would save 0.1 s" in why and "was measured to cost 10 s" in why
+
+
 def test_a_step_over_a_dip_that_has_no_room_is_told_whole() -> None:
     """How many workers the next size takes, as one alone would be no help."""
     job = running("j", workers=(1, 4), on=["n1"], speedup=DIP)

@@ -130,6 +130,10 @@ async def test_an_array_can_be_held_and_wait_for_others() -> None:
             assert word in reply.gate
         row = await described(cell, reply.job_id)
         assert (row.gate, row.queueing_s, "; ".join(row.blockers)) == (Gate.HELD, 0.0, reply.gate)
+        await refused(
+            cell, Requeue(job_ids=(f"{reply.job_id}_7",)), ApiErrorCode.NOT_FOUND,
+            f"is not in the line yet: {reply.gate}",
+        )  # fmt: skip
         status = await cell.ask(GetStatus())
         assert isinstance(status, Status)
         assert (status.pending_jobs, status.held_jobs) == (110, 100)

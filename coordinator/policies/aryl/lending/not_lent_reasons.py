@@ -172,7 +172,7 @@ def _of_node(
     elif demand is not None and not demand.accepts(node):
         found.append(
             f"none of {counted(len(demand.wanting), 'job that wants', 'jobs that want')} GPUs "
-            "could use it: GPU type, GPUs per worker, or a grace above the "
-            f"{service.max_grace_s:g} s that {service.name} allows"
+            "could use it: GPU type, GPUs per worker, the nodes that they may use, or a grace "
+            f"above the {service.max_grace_s:g} s that {service.name} allows"
         )
     return tuple(found)

@@ -12,6 +12,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Loa
 from coordinator.policies.registry import policy
 from tests.harness.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_service_view,
@@ -20,6 +21,7 @@ from tests.harness.builders import (
 from tests.tables import each_row
 
 WANTS = make_job_view("wants", workers=(1, 1), gpus_per_worker=8)
+ELSEWHERE = job_with(WANTS, nodes_avoided=(NodeName("n1"),))
 
 
 def cell(
@@ -107,6 +109,10 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "too wide": (
         {"jobs": (make_job_view("j", gpus_per_worker=16),)},
         "none of 1 job that wants GPUs could use it",
+    ),
+    "another node": (
+        {"jobs": (ELSEWHERE,)},
+        "GPU type, GPUs per worker, the nodes that they may use, or a grace",
     ),
     "not preemptible": (
         {"jobs": (make_job_view("j", preemptibility=Preemptibility.NON),)},
