@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -162,10 +162,13 @@ def rest_left_s(snapshot: ClusterSnapshot, service: ServiceView, node: NodeView)
 def numbers(service: ServiceView, have: Balance) -> str:
     """A balance as a sentence, for the reason of a loan or a reclaim."""
     load = "unknown" if have.forecast_load is None else f"{have.forecast_load:.4g}"
+    needs = f"{counted(have.needed, 'node')} with headroom"
+    loaded = ceil((have.forecast_load or 0.0) / service.capacity_per_node - 1e-9)
+    if loaded > have.needed:  # which is no more than there are: an overload must not read as enough
+        needs = f"{counted(loaded, 'node')}, and the service has {have.needed}"
     return (
         f"load forecast {load} over {have.horizon_s:.0f} s at {service.capacity_per_node:g} per "
-        f"node needs {counted(have.needed, 'node')} with headroom "
-        f"({have.needed_to_lend} before lending); "
+        f"node needs {needs} ({have.needed_to_lend} before lending); "
         f"{len(have.ready)} ready, {len(have.coming)} coming{of_unknown(service, have)}"
     )
 

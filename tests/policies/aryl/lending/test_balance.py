@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import NodeRole
-from coordinator.policies.aryl.lending.balance import Balance, balance, is_lending
+from coordinator.policies.aryl.lending.balance import Balance, balance, is_lending, numbers
 from coordinator.policies.aryl.lending.demand import choose_loans
 from coordinator.policies.contract.snapshot import LoadSample, NodeView, ServiceView, nodes_for
 from tests.harness.builders import (
@@ -112,6 +112,16 @@ def test_shortfall_counts_what_is_already_coming() -> None:
     nodes += [make_node_view(f"l{number}", role=NodeRole.ON_LOAN) for number in range(3)]
     found = have(nodes, make_service_view(load=55.0))
     assert (found.needed, found.shortfall, found.spare) == (6, 3, 0)
+
+
+def test_a_load_above_all_nodes_of_a_service_does_not_read_as_enough() -> None:
+    """A need is at most what the service has; the sentence names what the load alone needs."""
+    for load, needs in (
+        (25.0, "3 nodes with headroom (3 before"),
+        (55.0, "6 nodes, and the service has 3 (3 before"),
+    ):
+        service = make_service_view(load=load)
+        assert f"per node needs {needs} lending)" in numbers(service, have(serving(3), service))
 
 
 def test_the_forecast_looks_as_far_as_a_return_and_a_loan_period() -> None:
