@@ -336,7 +336,7 @@ def _whole(ctx: Context, node: NodeEntry) -> NodeView:
     return NodeView(
         name=node.name,
         home_pool=node.home_pool,
-        role=node.role,
+        role=_role(node),
         gpu_type=node.gpu_type,
         gpus=len(node.gpus),
         free_gpus=len(free_slots(ctx, node)),
@@ -367,6 +367,12 @@ def _whole(ctx: Context, node: NodeEntry) -> NodeView:
         gpu_memory_bytes=min([slot.memory_bytes for slot in node.gpus], default=0),
         closes_at_s=windows.closes_at_s(ctx.state, node),
     )
+
+
+def _role(node: NodeEntry) -> NodeRole:
+    """What it reports; one that was lent since then drains, or its service would count it twice."""
+    is_told = node.role == NodeRole.SERVING and node.desired.role == NodeRole.ON_LOAN
+    return NodeRole.DRAINING if is_told else node.role
 
 
 def _shadow(ctx: Context, node: NodeEntry) -> Shadow:

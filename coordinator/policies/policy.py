@@ -113,7 +113,12 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
             trusts_profiles=rules.trusts_profiles,
         ),
         not_lent_reasons=partial(not_lent_reasons, rules),
-        standing=partial(size_reasons, rules),
+        standing=partial(
+            tenant_rules.sized,
+            partial(precedence.allocated, partial(allocate, rules)),
+            partial(size_reasons, rules),
+            trusts_profiles=rules.trusts_profiles,
+        ),
         knobs=rules,
         turn=turn,
         parts=_parts_of(rules),

@@ -41,7 +41,12 @@ from coordinator.policies.contract.decisions import (
     earliest,
 )
 from coordinator.policies.contract.index import index_of
-from coordinator.policies.contract.snapshot import ClusterSnapshot, ServiceView, Shadow
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    NodeView,
+    ServiceView,
+    Shadow,
+)
 from coordinator.policies.tenants.infeasible import Hosts, hosts_of
 
 # --- who starts, how large, where -----------------------------------------------------------
@@ -297,6 +302,11 @@ def _balance_service(
     )
 
 
+def _really_there(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
+    """Without those that would be lent or on their way home."""
+    return tuple(node for node in nodes if node.shadow == Shadow.NONE)
+
+
 def _watched(
     rules: Rules,
     snapshot: ClusterSnapshot,
@@ -308,7 +318,8 @@ def _watched(
     lent = [node for node in have.ready if node.shadow == Shadow.LENT]
     have = replace(
         have,
-        ready=tuple(node for node in have.ready if node.shadow == Shadow.NONE),
+        ready=_really_there(have.ready),
+        longest_serving=_really_there(have.longest_serving),
         coming=(*have.coming, *(node for node in have.ready if node.shadow == Shadow.COMING)),
     )
     because = numbers(service, have)

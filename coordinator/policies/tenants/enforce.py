@@ -43,8 +43,9 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TypeGuard
 
 from msgspec.structs import replace
 
@@ -54,12 +55,16 @@ from coordinator.policies.contract.decisions import (
     GUARANTEE,
     OTHERS_GUARANTEE,
     Allocation,
+    Decision,
     PendingReason,
+    Resize,
     Start,
     Wait,
     earliest,
+    placed_count,
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.text import counted
 from coordinator.policies.tenants.attempts import (
     CALLED_BACK,
     COMES_AND_GOES,
@@ -97,6 +102,7 @@ BY_WEIGHT = "jobs of tenants below their share by weight go first"
 GAVE_WAY = "what it would take is for jobs that a guarantee covers, which go first"
 
 Explain = Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]]
+ExplainSize = Callable[[ClusterSnapshot, bytes, JobId], tuple[str, ...]]
 
 
 def allocated(
@@ -400,6 +406,43 @@ def held(
         reason = _why_others_first(job_id, found, tries, behind)
         told[job_id] = PendingReason(job_id=job_id, blockers=(reason,))
     return tuple(_and(hold, owed.get(hold.job_id)) for hold in told.values())
+
+
+def sized(
+    decide: Decide,
+    explain: ExplainSize,
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+    job_id: JobId,
+    *,
+    trusts_profiles: bool = True,
+) -> tuple[str, ...]:
+    """Why a running job has no more workers: the policy's reasons, about the jobs that it sees in
+    the end, as far as tenants let the job grow.
+
+    decide, trusts_profiles: as for `held`.
+    """
+    if not snapshot.tenants or snapshot.is_frozen:
+        return explain(snapshot, memory, job_id)
+    settles = partial(_for_what_lasts, by_weight=True)
+    found, tries, _ = _that_ends(decide, settles, snapshot, memory, trusts_profiles=trusts_profiles)
+    by_policy = found.made.allocation.decisions
+    wanted, granted = _workers_more(by_policy, job_id), _workers_more(found.kept, job_id)
+    if granted >= wanted:
+        return explain(without(tries.shown, found.made.hidden), memory, job_id)
+    _, dropped = tries.guard(by_policy)
+    whys = (each.why for each in dropped if _is_resize(each.decision, job_id))
+    said = f"it does not grow by {counted(wanted, 'worker')}: {next(whys, GAVE_WAY)}"
+    return (f"the next pass gives it {counted(granted, 'worker')} more", said)[not granted :]
+
+
+def _is_resize(decision: Decision, job_id: JobId) -> TypeGuard[Resize]:
+    return isinstance(decision, Resize) and decision.job_id == job_id
+
+
+def _workers_more(decisions: Iterable[Decision], job_id: JobId) -> int:
+    """Workers that a job is given in a pass."""
+    return sum(placed_count(each.added) for each in decisions if _is_resize(each, job_id))
 
 
 def _why_others_first(

@@ -92,6 +92,22 @@ def test_observe_follows_what_would_be_lent_and_taken_back_and_changes_nothing()
     assert {harness.node(f"i{n}").role for n in range(3)} == {NodeRole.SERVING}
 
 
+@pytest.mark.parametrize("is_coming", [False, True])
+def test_a_node_that_would_be_away_is_not_lent_again_in_place_of_another(
+    *, is_coming: bool
+) -> None:
+    """A later loan is of another node, whether the first is lent or on its way home."""
+    harness = Watched(Mode.OBSERVE)
+    harness.load(11.0)
+    assert harness.told("would lend") == ["i0"]
+    if is_coming:
+        harness.load(25.0)
+        assert harness.told("would reclaim") == ["i0"]
+    harness.load(1.0, after_s=90.0)
+    assert harness.told("would lend") == ["i0", "i1"]
+    assert harness.engine.state.counters.decisions_refused == 0
+
+
 def test_a_shadow_reclaim_is_late_when_the_load_comes_before_its_node() -> None:
     """A slow rise leaves time for the longest way home; a jump within that time does not."""
     in_time, late = Watched(Mode.OBSERVE), Watched(Mode.OBSERVE)

@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobId, JobState
+from common.model import JobId, JobState, WorkerRange
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.contract.decisions import Decision, Preempt, Resize, Start
+from coordinator.policies.contract.decisions import (
+    Decision,
+    Preempt,
+    Resize,
+    Start,
+    placed_count,
+)
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.infeasible import Fleet, wish_of
@@ -24,7 +30,7 @@ from tests.draws import pick
 from tests.harness.builders import make_spec
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, check, names, runs, shared_cells, start, waits
-from tests.policies.tenant_passes import Cell
+from tests.policies.tenant_passes import Asked, Cell
 
 USERS = ("ada", "bob")
 A = TenantView(name="a", user_max_gpus=4)
@@ -164,3 +170,39 @@ def test_the_same_name_under_two_tenants_is_two_users() -> None:
     there = [of("ada", runs(f"r{n}", "b", "n0", 1)) for n in range(4)]
     snapshot = cell(*there, of("ada", waits("w", "a", 4)), tenants=(A,))
     assert blocked(snapshot, Tenancy(snapshot)) == {}
+
+
+@pytest.mark.parametrize("policy", ["aryl", "foresight"])
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (TenantSettings(name="a", user_max_gpus=2), "exceed 2 (user_max_gpus)"),
+        (TenantSettings(name="a", borrow_limit_gpus=2), "and its borrow limit of 2"),
+        (TenantSettings(name="b", guarantee_gpus=6, lend_limit_gpus=0), "b lends no more"),
+    ],
+)
+def test_a_job_that_may_not_grow_is_not_told_that_it_will(
+    policy: str, limits: TenantSettings, why: str
+) -> None:
+    """The policy would give it free GPUs, but its tenant has no room: that is the reason told."""
+    cell = Cell(policy, (limits,), nodes=1, resize_cooldown_s=0.0)
+    cell.ask([Asked(tenant="a", workers=(1, 4), work_s=1e6)])
+    cell.run(until_s=600.0)
+    entry = cell.engine.state.jobs[JobId("a0")]
+    assert len(entry.workers) == 2
+    (told,) = cell.engine.explain.standing(entry.job_id)
+    assert told.startswith("it does not grow by 2 workers: ")
+    assert why in told
+
+
+def test_what_a_job_is_told_of_its_size_is_about_jobs_that_may_start() -> None:
+    """One that its tenant has no room for takes no GPU: the other one grows on all that are free,
+    and is told so."""
+    grows = replace(runs("g", "b", "n0", 1), workers=WorkerRange(min=1, max=8), is_resizable=True)
+    tenants = (TenantView(name="a", borrow_limit_gpus=2), TenantView(name="b"))
+    snapshot = cell(grows, waits("w", "a", 5), tenants=tenants, nodes=1)
+    [resize] = POLICIES["aryl"].allocate(snapshot, b"").decisions
+    assert isinstance(resize, Resize)
+    assert placed_count(resize.added) == 7
+    told = POLICIES["aryl"].standing(snapshot, b"", JobId("g"))
+    assert told == ("the next pass gives it 7 workers more",)
