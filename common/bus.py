@@ -399,9 +399,7 @@ class NatsBus:
                 )
             version = client.connected_server_version
             natsrules.check_version((version.major, version.minor, version.patch))
-            for subscription in list(self._subscriptions):
-                await subscription.attach(client)
-            await round_trip(client)
+            await self._attach_all(client)
             if client.is_closed:
                 raise nats_errors.ConnectionClosedError  # noqa: TRY301 - undone below like the rest
         except BaseException:
@@ -410,6 +408,20 @@ class NatsBus:
             raise
         self._client = client
         self._connected.set()
+
+    async def _attach_all(self, client: NatsClient) -> None:
+        """Subscribe on a new client, for callers of `subscribe` in the meantime too.
+
+        Nothing else would: until this client is in use, `subscribe` leaves that to it.
+        """
+        attached: list[NatsSubscription] = []
+        is_checked = False
+        while not is_checked or attached != self._subscriptions:
+            for subscription in [one for one in self._subscriptions if one not in attached]:
+                await subscription.attach(client)
+            attached = list(self._subscriptions)
+            await round_trip(client)
+            is_checked = True
 
     def _reopen(self) -> None:
         if self._is_closing or (self._reopening is not None and not self._reopening.done()):

@@ -308,11 +308,7 @@ class MqttBus:
         is_up = False
         try:
             async with self._new_client(server) as client:
-                for heard in {one.heard for one in self._subscriptions}:
-                    try:
-                        await self._attach(client, heard)
-                    except AccessError as error:
-                        self._note(str(error), error.cause)
+                await self._attach_all(client)
                 is_up = True
                 self._came_up(client, server)
                 async for message in client.messages:
@@ -346,6 +342,20 @@ class MqttBus:
         log.info("MQTT: connected to %s", server)
         self._client = client
         self._connected.set()
+
+    async def _attach_all(self, client: aiomqtt.Client) -> None:
+        """Subscribe on a new client, for callers of `subscribe` in the meantime too.
+
+        Nothing else would: until this client is in use, `subscribe` leaves that to it.
+        """
+        attached: set[str] = set()
+        while new := {one.heard for one in self._subscriptions} - attached:
+            for heard in new:
+                try:
+                    await self._attach(client, heard)
+                except AccessError as error:
+                    self._note(str(error), error.cause)
+            attached |= new
 
     async def _attach(self, client: aiomqtt.Client, heard: str) -> None:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import uvloop
@@ -20,7 +21,7 @@ from common.natsclient import NatsClient
 from coordinator.cli.session import is_timeout
 from coordinator.demo.nats_server import NatsServer
 from tests.harness.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
-from tests.harness.servers import scripted_nats
+from tests.harness.servers import held_up, scripted_nats
 
 
 @pytest.mark.nats
@@ -33,6 +34,21 @@ async def test_subscriptions_outlive_a_server_crash(
     await nats_server.start()
     assert await nats_bus.request(ECHO, b"1", timeout_s=PATIENCE_S) == b"re:1"
     assert nats_bus.counters.reconnect_count == 1
+
+
+@pytest.mark.nats
+async def test_what_is_subscribed_while_the_bus_connects_is_heard(nats_server: NatsServer) -> None:
+    """An agent subscribes while its bus connects in the background, at any moment of that."""
+    port = urlsplit(nats_server.url).port or 0
+    async with held_up(port, b"early") as held, asyncio.timeout(PATIENCE_S):
+        url = f"nats://127.0.0.1:{held.port}"
+        bus = await connect_nats(url, identity="n", clock=SystemClock(), timeout_s=None)
+        await bus.subscribe(asked("early"), echo)
+        await held.said.wait()
+        await bus.subscribe(ECHO, echo)
+        held.go.set()
+        assert await bus.request(ECHO, b"1", timeout_s=PATIENCE_S) == b"re:1"
+        await bus.close()
 
 
 @pytest.mark.nats

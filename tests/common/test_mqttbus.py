@@ -27,8 +27,8 @@ from common.mqttrules import servers_of
 from common.permissions import Login
 from coordinator.demo.nats_server import NatsServer, find_binary
 from tests.harness.fakes import matches
-from tests.harness.inbox import ECHO, PATIENCE_S, Inbox, echo
-from tests.harness.servers import client_url, running_nats
+from tests.harness.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
+from tests.harness.servers import client_url, held_up, running_nats
 from tests.tables import each_row
 
 CELL = "c"
@@ -94,6 +94,21 @@ async def test_subscriptions_and_requests_outlive_a_server_crash(server: NatsSer
         await until(lambda: answerer.is_connected)
         assert await asker.request(ECHO, b"2", timeout_s=PATIENCE_S) == b"re:2"
         assert asker.counters.reconnect_count == 1
+
+
+@pytest.mark.nats
+async def test_what_is_subscribed_while_the_bus_connects_is_heard(server: NatsServer) -> None:
+    """An agent subscribes while its bus connects in the background, at any moment of that."""
+    port = int(server.mqtt_url.rpartition(":")[2])
+    async with held_up(port, b"early") as held, asyncio.timeout(2 * PATIENCE_S):
+        url = f"mqtt://127.0.0.1:{held.port}"
+        bus = await connect_mqtt(url, identity="n", clock=SystemClock(), timeout_s=None)
+        await bus.subscribe(asked("early"), echo)
+        await held.said.wait()
+        await bus.subscribe(ECHO, echo)
+        held.go.set()
+        assert await bus.request(ECHO, b"1", timeout_s=PATIENCE_S) == b"re:1"
+        await bus.close()
 
 
 @pytest.mark.nats

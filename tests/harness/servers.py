@@ -45,6 +45,47 @@ async def running_nats(directory: Path, *, has_mqtt: bool = False) -> AsyncItera
         await server.stop()
 
 
+class HeldUp:
+    """What a client says first with some mark in it reaches its server when `go` is set.
+
+    said: the client has said it.
+    """
+
+    def __init__(self, mark: bytes) -> None:
+        self.said, self.go = asyncio.Event(), asyncio.Event()
+        self.port = 0
+        self._mark = mark
+
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass on one direction until it ends."""
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                if self._mark in data:
+                    self.said.set()
+                    await self.go.wait()
+                writer.write(data)
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def held_up(port: int, mark: bytes) -> AsyncIterator[HeldUp]:
+    """A way to a server of this machine on which the first words with a mark wait."""
+    held, nothing = HeldUp(mark), HeldUp(b"\xff" * 64)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(held.forward(reader, to_server), nothing.forward(from_server, writer))
+
+    way = await asyncio.start_server(accept, "127.0.0.1", 0)
+    held.port = way.sockets[0].getsockname()[1]
+    try:
+        yield held
+    finally:
+        held.go.set()
+        way.close()
+        await way.wait_closed()
+
+
 @contextlib.asynccontextmanager
 async def scripted_nats(
     version: str, on_connected: OnConnected, heard: list[str] | None = None

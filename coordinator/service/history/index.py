@@ -60,6 +60,16 @@ DROP_LINES = 2_000
 DAY_FIELDS = ("kind", "tenant", "user", "service", "gpu_type", "pool", "cause")
 """Columns by which whole days are added up as lines come: months are then a small sum."""
 
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+        sqlite3.SQLITE_IOERR_WRITE,
+    }
+)
+"""Errors of a full disk or of a file that another program has locked: its content is whole."""
+
 _TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE lines (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL,
@@ -126,16 +136,26 @@ class HistoryIndex:
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock_file = _locked(path)
-        try:
-            self._writer = self._opened()
-        except sqlite3.DatabaseError as error:
-            log.warning("history: index %s is made again: %s", self.path, error)
-            _remove(self.path)
-            self._writer = self._opened()
-        self._reader = _connected(self.path)
         self._reading, self._changing = threading.Lock(), threading.Lock()
         self._known: dict[str, int] = {}
-        self.position = self._position()
+        try:
+            self._writer = self._read_on()
+            self._reader = _connected(self.path)
+            self.position = self._position()
+        except BaseException:
+            os.close(self._lock_file)  # the next try would take it for another process's
+            raise
+
+    def _read_on(self) -> sqlite3.Connection:
+        """The file as it was left; made again where it cannot be used."""
+        try:
+            return self._opened()
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode in _PASSING:
+                raise
+            log.warning("history: index %s is made again: %s", self.path, error)
+            _remove(self.path)
+            return self._opened()
 
     def _opened(self) -> sqlite3.Connection:
         db = _connected(self.path)
@@ -160,7 +180,8 @@ class HistoryIndex:
             self._reader.close()
             self._writer.close()
         if is_broken:
-            _remove(self.path)
+            with contextlib.suppress(OSError):  # the next index complains of it
+                _remove(self.path)
         os.close(self._lock_file)
 
     def _position(self) -> Position:
@@ -499,10 +520,14 @@ def _job_values(number: int, job: JobRecord) -> tuple[object, ...]:
 
 def _connected(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=QUERY_S)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    db.execute("PRAGMA temp_store = MEMORY")
-    db.execute("PRAGMA cache_size = -32000")
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute("PRAGMA cache_size = -32000")
+    except BaseException:
+        db.close()
+        raise
     return db
 
 

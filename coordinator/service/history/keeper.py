@@ -79,6 +79,8 @@ class IndexKeeper:
         self._clock = clock
         self._in_thread = in_thread
         self._index: HistoryIndex | None = None
+        self._damage: sqlite3.DatabaseError | None = None
+        """What a question found in the index: the reading of the stream may never meet it."""
         self._server = ""
         self._first = 0
         """First sequence of the stream when the index was cut to it."""
@@ -136,12 +138,14 @@ class IndexKeeper:
 
     def _leave(self, *, is_broken: bool = False) -> None:
         """Leave the index; a broken one is made again."""
-        index, self._index = self._index, None
+        index, self._index, self._damage = self._index, None, None
         if index is not None:
             index.close(is_broken=is_broken)
 
     async def _round(self) -> float:
         """Read a part of the stream, or drop what it dropped; the pause until the next round."""
+        if self._damage is not None:
+            raise self._damage
         index = self._index or await self._open()
         began_s = self._clock.now_s()
         tail = await self._history.tail(index.position.sequence, most=READ_LINES)
@@ -206,5 +210,8 @@ class IndexKeeper:
         try:
             answer: T = await self._in_thread(question, index)
         except sqlite3.Error as error:
+            if type(error) is sqlite3.DatabaseError and index is self._index:
+                self._damage = error
+                self._kick.set()
             raise Unavailable(f"history: {error}") from error
         return answer

@@ -15,6 +15,7 @@ from nats.js import JetStreamContext, api
 from common import streams, subjects
 from common.bus import NatsBus
 from common.decoding import UNREADABLE
+from common.errors import Unavailable
 from common.history import HistoryLine
 from common.natscalls import jetstream_as_unavailable
 from coordinator.service.journal.history import Tail
@@ -22,6 +23,8 @@ from coordinator.service.journal.jetstream import (
     CONSUMER_IDLE_S,
     FETCH_COUNT,
     TIMEOUT_S,
+    StreamMessage,
+    read_in_order,
 )
 
 
@@ -160,34 +163,20 @@ class History:
         first, last = info.state.first_seq, info.state.last_seq
         begin = max(sequence, first)
         until = min(last, begin + most - 1)
-        found: list[bytes] = []
-        if begin <= until:
-            found, until = await self._raw(stream, begin, until)
+        found = [message async for message in self._messages(begin, until)]
         return Tail(identity, first, last, found, max(until, sequence - 1))
 
-    async def _raw(
-        self, stream: JetStreamContext, begin: int, until: int
-    ) -> tuple[list[bytes], int]:
-        """Messages from a sequence on, and the last sequence that was read; missing ones are passed
-        over, and some behind `until` may be among them.
-        """
-        found: list[bytes] = []
-        options: dict[str, Any] = {"stream": self._stream, "config": _reading(begin, None)}
-        with jetstream_as_unavailable("history", are_api_errors_too=True):
-            consumer = await stream.pull_subscribe("", **options)
-            try:
-                sequence = begin - 1
-                while sequence < until:
-                    count = min(FETCH_COUNT, until - sequence)
-                    try:
-                        batch = await consumer.fetch(count, timeout=TIMEOUT_S)
-                    except TimeoutError:
-                        return found, until  # damaged, or dropped by its age meanwhile
-                    found += [message.data for message in batch]
-                    sequence = batch[-1].metadata.sequence.stream
-            finally:
-                await consumer.unsubscribe()
-        return found, max(sequence, until)
+    async def _messages(self, begin: int, until: int) -> AsyncGenerator[bytes]:
+        """Messages between two sequences, without those that the server has lost or dropped."""
+        if begin > until:
+            return
+        reading = read_in_order(
+            self._bus, self._stream, subjects.history(self._cell), begin, to_sequence=until
+        )
+        async with contextlib.aclosing(reading):
+            async for found in reading:
+                if isinstance(found, StreamMessage):
+                    yield found.data
 
     async def _filtered(
         self, stream: JetStreamContext, filters: list[str], begin: int
@@ -197,17 +186,21 @@ class History:
         with jetstream_as_unavailable("history", are_api_errors_too=True):
             consumer = await stream.pull_subscribe("", **options)
             try:
-                pending = (await consumer.consumer_info()).num_pending or 0
-                while pending > 0:
+                pending, count = (await consumer.consumer_info()).num_pending or 0, 0
+                while pending > count:
                     try:
-                        batch = await consumer.fetch(min(FETCH_COUNT, pending), timeout=TIMEOUT_S)
+                        most = min(FETCH_COUNT, pending - count)
+                        batch = await consumer.fetch(most, timeout=TIMEOUT_S)
                     except TimeoutError:
+                        delivered = (await consumer.consumer_info()).delivered
+                        if delivered is not None and delivered.consumer_seq > count:
+                            raise Unavailable("history: a part did not arrive") from None
                         return  # damaged, or dropped by its age meanwhile
                     for message in batch:
                         row = _story_row(message.data)
                         if row is not None:
                             yield row, len(message.data)
-                    pending -= len(batch)
+                    count += len(batch)
             finally:
                 await consumer.unsubscribe()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import tempfile
 from collections.abc import Sequence
@@ -273,6 +274,26 @@ def test_a_file_is_read_on_by_the_next_process_and_shared_by_none(tmp_path: Path
     spoilt = HistoryIndex(path)
     assert spoilt.lines(Asked()) == []
     spoilt.close()
+
+
+def test_a_file_that_cannot_be_opened_for_a_while_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock, as a full disk, takes no line of it and leaves no second file."""
+    monkeypatch.setattr(index, "QUERY_S", 0.0)
+    path = tmp_path / "index.sqlite3"
+    first = HistoryIndex(path)
+    first.clear("stream")
+    first.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        for _ in range(2):
+            with pytest.raises(sqlite3.OperationalError):
+                HistoryIndex(path)
+    again = HistoryIndex(path)
+    assert (again.path, again.position.identity) == (path, "stream")
+    again.close()
 
 
 def test_what_no_coordinator_wrote_is_passed_over(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from common.bus import NatsBus
 from common.clock import SystemClock
-from common.errors import ConfigError
+from common.errors import ConfigError, Unavailable
 from coordinator.engine.state.tables import ClusterState
 from coordinator.service.api.rows import history_lines
 from coordinator.service.history.index import Asked
@@ -68,6 +69,28 @@ async def test_a_fault_of_the_index_ends_no_coordinator(tmp_path: Path) -> None:
     task = asyncio.create_task(keeper.run())
     await clock.advance(RETRY_S + 5.0)
     assert keeper.number == 3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_damage_that_only_a_question_meets_is_mended(tmp_path: Path) -> None:
+    """The reading of the stream writes elsewhere in the file, and would go on for ever."""
+    clock, state, path = FakeClock(), ClusterState(), tmp_path / "index"
+    told(state, 20_000)
+    history = MemoryHistory(list(history_lines(state, state.stories, 0)))
+    keeper = IndexKeeper(history, path=path, clock=clock, in_thread=at_once)
+    task = asyncio.create_task(keeper.run())
+    await clock.advance(RETRY_S)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    half = path.stat().st_size // 2
+    with path.open("r+b") as file:
+        file.seek(half - half % 4096)
+        file.write(b"\xa5" * 40_960)
+    with pytest.raises(Unavailable, match="malformed"):
+        await keeper.ask(lambda index: index.lines(Asked(limit=20_000)))
+    await clock.advance(RETRY_S + 5.0)
+    assert len(await keeper.ask(lambda index: index.lines(Asked(limit=20_000)))) == 20_000
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -7,21 +7,25 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from msgspec.structs import replace
 
 from common.api import Cancel, Describe, Description, Events, GetEvents, Operate
+from common.bus import connect_nats
+from common.clock import SystemClock
 from common.errors import Unavailable
 from common.history import HistoryLine
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import ClusterState, StoryLine
+from coordinator.service.journal import history_stream, jetstream
 from coordinator.service.journal.history import BATCH_LINES, Historian, HistoryPort
 from coordinator.service.journal.history_stream import History
 from tests.harness.cluster.coordinator import Cell, make_settings, running
 from tests.harness.fakes import FakeClock, MemoryHistory
 from tests.harness.inbox import PATIENCE_S
-from tests.harness.servers import running_nats
+from tests.harness.servers import held_up, running_nats
 from tests.service.places import CELL, JetStream
 
 MANY = 10_000
@@ -94,6 +98,31 @@ async def test_a_second_writer_is_refused_until_it_has_looked(history: HistoryPo
 def _again(history: HistoryPort) -> History:
     assert isinstance(history, History)
     return History(history._bus, cell=CELL, kept_s=0.0)
+
+
+@pytest.mark.nats
+async def test_what_does_not_arrive_is_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server or a line that hangs during a read leaves no hole in the index or in an answer."""
+    for module in (history_stream, jetstream):
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+    async with running_nats(tmp_path / "nats") as server, AsyncExitStack() as stack:
+        history = History(await JetStream(server, stack).bus(), cell=CELL, kept_s=0.0)
+        await history.open()
+        await history.write([row(number) for number in range(1, 31)])
+        port = urlsplit(server.url).port or 0
+        for reading in ("tail", "read"):
+            held = await stack.enter_async_context(held_up(port, b".MSG.NEXT."))
+            url = f"nats://127.0.0.1:{held.port}"
+            bus = await connect_nats(url, identity="slow", clock=SystemClock())
+            stack.push_async_callback(bus.close)
+            slow = History(bus, cell=CELL, kept_s=0.0)
+            with pytest.raises(Unavailable):
+                await (slow.tail(1, most=100) if reading == "tail" else numbers(slow))
+            held.go.set()
+        assert len((await slow.tail(1, most=100)).messages) == 30
+        assert await numbers(slow) == list(range(1, 31))
 
 
 @pytest.mark.nats
