@@ -198,7 +198,11 @@ class KmsgReader:
     """Records of /dev/kmsg by an open file: `priority,sequence,time,flags;message`, one a read.
 
     Args:
+        fd: this object's own from now on.
         place: the sequence number of the last known record; empty for the end of the buffer.
+
+    Raises:
+        OSError: the loop cannot wait for the file, as in a container where it is /dev/null.
     """
 
     pid = None
@@ -209,7 +213,11 @@ class KmsgReader:
         self._has_news = asyncio.Event()
         with suppress(OSError):  # a pipe in a test has no places
             os.lseek(fd, 0, os.SEEK_SET if place else os.SEEK_END)
-        asyncio.get_running_loop().add_reader(fd, self._has_news.set)
+        try:
+            asyncio.get_running_loop().add_reader(fd, self._has_news.set)
+        except OSError:
+            os.close(fd)
+            raise
 
     async def next(self) -> Entry:
         """The next record; records that the kernel has overwritten are lost.

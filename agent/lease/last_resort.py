@@ -94,7 +94,10 @@ class KeeperLastResort:
                 "argv": list(self._argv),
             }
             path = str(self._path)
-            await asyncio.to_thread(shim_files.write_json, path, orders, is_durable=True)
+            try:
+                await asyncio.to_thread(shim_files.write_json, path, orders, is_durable=True)
+            except RuntimeError as error:  # no thread can start: a job has filled the task limit
+                raise Unavailable(f"{path}: {error}") from error
             lock_fd = last_resort_process.take_lock(path)
             if lock_fd is None:
                 return

@@ -37,13 +37,17 @@ def boot_id() -> str:
 
 
 def read_orders(path: str) -> Orders | None:
-    """The orders in a file; None when it is gone or holds nothing valid."""
+    """The orders in a file; None when it is gone or holds nothing valid.
+
+    Raises:
+        OSError: the file is there and cannot be read, as without a free descriptor.
+    """
     try:
         with open(path, "rb") as file:
             value: dict[str, object] = json.loads(file.read())
         argv, fire_at_s = value["argv"], value["fire_at_s"]
         named_boot_id = value["boot_id"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if not isinstance(argv, list) or not argv or not isinstance(fire_at_s, int | float):
         return None
@@ -90,13 +94,28 @@ def keep(path: str) -> None:
             return
         _wait_and_fire(path, this_boot_id)
         os.close(lock_fd)
-        if nap_s(read_orders(path), this_boot_id, 0.0) is None:
+        if nap_s(_look(path, None), this_boot_id, 0.0) is None:
             return
 
 
-def _wait_and_fire(path: str, this_boot_id: str) -> None:
+def _look(path: str, known: Orders | None) -> Orders | None:
+    """The present orders; those that are known stand while a file that is there cannot be read.
+
+    A machine that has no descriptor left, or a disk that fails once, disarms nothing.
+    """
     while True:
-        orders = read_orders(path)
+        try:
+            return read_orders(path)
+        except OSError:
+            if known is not None:
+                return known
+            time.sleep(LONGEST_NAP_S)
+
+
+def _wait_and_fire(path: str, this_boot_id: str) -> None:
+    orders = None
+    while True:
+        orders = _look(path, orders)
         wait_s = nap_s(orders, this_boot_id, time.clock_gettime(time.CLOCK_BOOTTIME))
         if wait_s is None or orders is None:
             return
@@ -119,7 +138,7 @@ def _remove_done(path: str, orders: Orders) -> None:
         os.rename(path, aside)
     except FileNotFoundError:  # an agent disarmed while the command ran
         return
-    if _is_same(orders, read_orders(aside)):
+    if _is_same(orders, _look(aside, orders)):
         os.unlink(aside)
     else:  # at worst over newer orders: too early an instant does less harm than none
         os.rename(aside, path)
@@ -130,8 +149,16 @@ def _is_same(before: Orders, now: Orders | None) -> bool:
 
 
 def run(argv: list[str]) -> int:
-    """Run a command in a session of its own; its exit code, 127 when there is none."""
-    pid = os.fork()
+    """Run a command in a session of its own; its exit code, 127 when there is none.
+
+    A full task limit, as of an account whose job starts thousands of threads, is no end: the caller
+    tries again.
+    """
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error}\n".encode())
+        return 127
     if pid == 0:
         try:
             os.setsid()

@@ -157,7 +157,9 @@ class Heartbeat:
                     await clock.sleep(LOOK_S)
                 if not self.is_needed():
                     continue
-                await loop.run_in_executor(writer, self._try_write)
+                # No thread can start where a job has filled the task limit; the next beat may.
+                with contextlib.suppress(RuntimeError):
+                    await loop.run_in_executor(writer, self._try_write)
 
     def close(self) -> None:
         """Record that no holder is left; called before the lock is released."""

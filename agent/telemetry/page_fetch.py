@@ -79,6 +79,8 @@ async def fetch_page(
             data = await asyncio.to_thread(fetch.read)
     except TimeoutError:
         raise Unavailable(f"{where}: no whole answer within {timeout_s:g} s") from None
+    except RuntimeError as error:  # no thread can start: a job has filled the task limit
+        raise Unavailable(f"{where}: {error}") from error
     finally:
         fetch.abort()
     if len(data) > MAX_PAGE_BYTES:

@@ -355,3 +355,11 @@ async def test_the_fake_log_is_read_by_the_real_reader(tmp_path: Path) -> None:
     ]
     assert second is not None
     assert not is_alive(second)
+
+
+async def test_a_kernel_log_that_cannot_be_waited_for_keeps_no_descriptor() -> None:
+    """A container may have /dev/null there: each retry would cost the agent a descriptor."""
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count
+    with pytest.raises(PermissionError):
+        await kmsg_opener(Path(os.devnull))("")
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from agent.lease.last_resort import KEEPER
 from agent.proc.process_tree import has_lock
 from common.clock import SystemClock
 from tests.harness.node.last_resort_keeper import KeeperHarness, Look, make_keeper_harness
+from tests.harness.node.task_limit import WITHOUT_TASKS
 
 pytestmark = pytest.mark.slow
 harness = pytest.fixture(make_keeper_harness)
@@ -106,10 +108,12 @@ async def test_a_keeper_goes_where_its_directory_goes(tmp_path: Path) -> None:
         assert (moved.fired_count, moved.keepers()) == (1, [])
 
 
-async def start_keeper(harness: KeeperHarness) -> asyncio.subprocess.Process:
-    """A keeper as an agent starts it, and not detached."""
+async def start_keeper(
+    harness: KeeperHarness, *before: str, stderr: int | None = None
+) -> asyncio.subprocess.Process:
+    """A keeper as an agent starts it, and not detached; `before` are words before its command."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", str(KEEPER), str(harness.path)
+        *before, sys.executable, "-I", "-S", str(KEEPER), str(harness.path), stderr=stderr
     )
 
 
@@ -155,5 +159,35 @@ async def test_what_is_armed_between_the_last_look_and_the_end_stays_armed(
     await begun(harness, second, keeper)
     put(harness, due_now(harness, "fired"))
     second.answer(done)
+    assert await keeper.wait() == 0
+    assert harness.fired_count == 1
+
+
+async def test_a_keeper_that_can_start_no_process_stays(harness: KeeperHarness) -> None:
+    """A job that fills its account's task limit fills that of the keeper, which must outlive it."""
+    put(harness, due_now(harness, "fired"))
+    keeper = await start_keeper(harness, *WITHOUT_TASKS, stderr=asyncio.subprocess.PIPE)
+    assert keeper.stderr is not None
+    assert (await keeper.stderr.readline()).endswith(b"Resource temporarily unavailable\n")
+    harness.path.unlink()
+    assert (await keeper.stderr.read(), await keeper.wait()) == (b"", 0)
+
+
+async def test_orders_that_cannot_be_read_for_a_while_stay_armed(harness: KeeperHarness) -> None:
+    """A machine without a free descriptor hides the file, which is no disarm."""
+    first = Look(harness.path, 1)
+    keeper = await start_keeper(harness, stderr=asyncio.subprocess.PIPE)
+    assert keeper.stderr is not None
+    await begun(harness, first, keeper)
+    put(harness, due_now(harness, "put"))
+    order = json.loads(due_now(harness, "fired"))
+    order["fire_at_s"] += 1.0
+    before = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (0, before[1]))
+    first.answer(json.dumps(order))
+    # The orders stand: it runs their command, which has no descriptor either.
+    assert b"Too many open files" in await keeper.stderr.readline()
+    resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, before)
+    put(harness, json.dumps(order))
     assert await keeper.wait() == 0
     assert harness.fired_count == 1
