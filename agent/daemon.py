@@ -41,6 +41,7 @@ from agent.workers import boot_check
 from agent.workers.shim_runner import make_runner
 from common import systemd
 from common.bus import NatsBus, connect_nats, leave
+from common.children import watch_without_threads
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, Unavailable
 from common.log import set_up
@@ -350,6 +351,7 @@ def main(argv: list[str] | None = None) -> int:
             load_fleet(args.fake_nvml)  # its reading child would only fail again and again
         if args.check:
             return _probe([settings for _, settings in configs], args) if args.probe else 0
+        watch_without_threads()
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(run_all(configs, fake_nvml=args.fake_nvml, is_going_home=args.go_home))
     except ArylError as error:

@@ -1,4 +1,4 @@
-"""Sends a signal to a child of this process, and to no other process. An edge.
+"""Child processes: how a loop hears of their end, and signals that reach no other process. An edge.
 
 asyncio's own `Process.kill`, `terminate` and `send_signal` are unsafe for it. In some versions they
 first ask the kernel whether the child has ended. That takes the exit status away from the loop,
@@ -8,8 +8,10 @@ then: a child is reaped before the loop notices.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 from typing import Protocol
 
 
@@ -25,6 +27,22 @@ class Child(Protocol):
     def returncode(self) -> int | None:
         """None while it runs, as far as this process knows."""
         ...
+
+
+def watch_without_threads() -> None:
+    """Have loops wait for children by descriptors, as Python does by itself from 3.12 on.
+
+    Python 3.11 starts a thread for each child. Where a job has filled the task limit, the child
+    then starts and the thread does not: a RuntimeError that no caller of a process expects.
+    """
+    if sys.version_info >= (3, 12):
+        return
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # a kernel before 5.3, or a filter of system calls
+        return
+    # From 3.12 on it is deprecated, as it is not needed there.
+    asyncio.set_child_watcher(asyncio.PidfdChildWatcher())  # pyright: ignore[reportDeprecated]
 
 
 def send_signal(child: Child, number: signal.Signals) -> None:

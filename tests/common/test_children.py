@@ -6,6 +6,7 @@ import ast
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -137,3 +138,26 @@ def test_no_module_sends_a_child_a_signal_by_asyncio_s_own_ways() -> None:
         if (lines := sent_otherwise(path.read_text(encoding="utf-8")))
     }
     assert found == {}
+
+
+def test_a_child_is_waited_for_without_a_thread() -> None:
+    """A process that can start no further thread still starts children and hears of their end."""
+    script = f"""
+import asyncio, threading
+from common.children import watch_without_threads
+
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+
+async def main():
+    child = await asyncio.create_subprocess_exec("sh", "-c", "exit {STATUS}")
+    print(await child.wait())
+
+threading.Thread.start = refuse
+watch_without_threads()
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, str(STATUS)), done.stderr
