@@ -259,8 +259,8 @@ async def test_stop_ends_a_worker_without_a_save(tmp_path: Path) -> None:
     async with gang(tmp_path) as jobs:
         leader, shim = await jobs.start(*LONG, count=2)
         follower, other = await jobs.start(*LONG, index=1, count=2)
-        # In one turn: a follower leaves by itself once its leader has.
-        await asyncio.gather(shim.say(type="stop"), other.say(type="stop"))
+        await other.say(type="stop")  # first: a follower leaves by itself once its leader has
+        await shim.say(type="stop")
         assert (await status(leader), await status(follower)) == (0, 0)
         assert not jobs.checkpoint.exists()
 
