@@ -414,14 +414,15 @@ class NatsBus:
 
         Nothing else would: until this client is in use, `subscribe` leaves that to it.
         """
-        attached: list[NatsSubscription] = []
-        is_checked = False
-        while not is_checked or attached != self._subscriptions:
-            for subscription in [one for one in self._subscriptions if one not in attached]:
+        attached: set[NatsSubscription] = set()
+        while True:
+            new = set(self._subscriptions) - attached
+            for subscription in [one for one in self._subscriptions if one in new]:
                 await subscription.attach(client)
-            attached = list(self._subscriptions)
+            attached |= new  # and none that came while these were attached
             await round_trip(client)
-            is_checked = True
+            if attached.issuperset(self._subscriptions):
+                return
 
     def _reopen(self) -> None:
         if self._is_closing or (self._reopening is not None and not self._reopening.done()):
